@@ -45,7 +45,7 @@ fn keyed(draw: &mut Draw<'_>, key: &str, more: &str) -> Value {
     items.into()
 }
 
-/// What a party sends.
+/// A configuration that a party applies.
 fn config(draw: &mut Draw<'_>, kind: &Kind) -> Object {
     let mut metadata = json!({"name": "n"});
     if kind.namespaced {
@@ -93,7 +93,7 @@ fn config(draw: &mut Draw<'_>, kind: &Kind) -> Object {
     object
 }
 
-/// Whether everything in `config` is so in `object`. An empty list is held by nobody, and goes
+/// Whether everything in `config` is so in `object`. An empty list has no owner, and is removed
 /// when others take their items out of it.
 fn says(object: &Value, config: &Value) -> bool {
     match (object, config) {
@@ -145,7 +145,7 @@ pub fn apply_merge(data: &[u8]) {
     let key = kind.key(kind.namespaced.then_some("default"), "n");
     let now = Timestamp::UNIX_EPOCH;
     let mut live: Option<Object> = None;
-    // What each party applied last, as long as nobody could have taken it away.
+    // The last configuration of each party, while no other party could have removed it.
     let mut stands: BTreeMap<(&str, bool), Value> = BTreeMap::new();
     for _ in 0..8 {
         if draw.is_over() {

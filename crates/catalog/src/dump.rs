@@ -45,7 +45,7 @@ const DISCONNECTED: &str = "the reader of the dump disconnected";
 
 /// A dump whose snapshot is taken. Dropping it resumes writers and ends the dump.
 #[derive(Debug)]
-pub struct Held {
+pub struct PendingDump {
     schema: i64,
     backend: &'static str,
     /// Whether writers were paused when the snapshot was taken.
@@ -66,7 +66,7 @@ pub struct Dump {
     pub lines: mpsc::Receiver<std::result::Result<Bytes, String>>,
 }
 
-impl Held {
+impl PendingDump {
     /// Resumes writers and starts the dump.
     #[must_use]
     pub fn release(self) -> Dump {
@@ -112,11 +112,11 @@ impl DumpControl {
 }
 
 impl Catalog {
-    /// Takes the snapshot of a dump, and pauses writers until [`Held::release`].
+    /// Takes the snapshot of a dump, and pauses writers until [`PendingDump::release`].
     ///
     /// # Errors
     /// Errors of the database.
-    pub async fn hold_for_dump(&self) -> Result<Held> {
+    pub async fn hold_for_dump(&self) -> Result<PendingDump> {
         let (begun, beginning) = oneshot::channel();
         let (release, released) = sync_mpsc::sync_channel(1);
         let (pieces, lines) = mpsc::channel(PIECES);
@@ -145,7 +145,7 @@ impl Catalog {
         let ended =
             || Error::Database("the thread of the dump ended before it took a snapshot".to_owned());
         let (schema, held) = beginning.await.map_err(|_| ended())??;
-        Ok(Held { schema, backend: self.backend(), held, expired, release, lines })
+        Ok(PendingDump { schema, backend: self.backend(), held, expired, release, lines })
     }
 
     /// Takes the snapshot, waits for the release, and writes every table.

@@ -22,7 +22,7 @@ pub const OWN_COUNT: &str = "mainstay";
 
 /// The counters and limits of an account that were read when RSEs were chosen for it.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct UsageSnapshot {
     /// RSE → bytes used.
     pub used: BTreeMap<i64, i64>,
     /// RSE → limit, where it is finite.
@@ -36,7 +36,7 @@ pub struct Seen {
 pub struct Ledger {
     usage: BTreeMap<(String, i64), (i64, i64)>,
     rses: BTreeMap<i64, (i64, i64)>,
-    seen: BTreeMap<String, Seen>,
+    seen: BTreeMap<String, UsageSnapshot>,
     /// RSE → (bytes held when it was read, most it may hold).
     space: BTreeMap<i64, (i64, i64)>,
 }
@@ -67,7 +67,7 @@ impl Ledger {
     }
 
     /// Records the counters and limits on which a choice for this account is based.
-    pub fn rests_on(&mut self, account: &str, seen: Seen) {
+    pub fn rests_on(&mut self, account: &str, seen: UsageSnapshot) {
         self.seen.entry(account.to_owned()).or_insert(seen);
     }
 
@@ -209,7 +209,7 @@ impl Ledger {
 
 /// Whether a choice that was made from the counters in `seen` still fits the current usage. It
 /// always does where the usage has not grown since.
-fn still_fits(seen: &Seen, used: &BTreeMap<i64, i64>, more: &BTreeMap<i64, i64>) -> bool {
+fn still_fits(seen: &UsageSnapshot, used: &BTreeMap<i64, i64>, more: &BTreeMap<i64, i64>) -> bool {
     let of = |map: &BTreeMap<i64, i64>, rse: i64| map.get(&rse).copied().unwrap_or(0);
     let local = more.iter().filter(|(_, more)| **more > 0).all(|(rse, more)| {
         let now = of(used, *rse);
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_choice_is_rejected_if_concurrent_usage_makes_it_exceed_the_quota() {
-        let seen = Seen {
+        let seen = UsageSnapshot {
             used: map(&[(1, 100), (2, 100)]),
             local: map(&[(1, 200)]),
             global: vec![(BTreeSet::from([1, 2]), 300)],

@@ -33,7 +33,7 @@ const ALL: u8 = WORKERS | (WORKERS - 1);
 impl Catalog {
     /// Notifies the other servers of new work that this process has committed. Does nothing on
     /// SQLite, which has no other servers.
-    pub async fn ring(&self) {
+    pub async fn notify_servers(&self) {
         let daemons = self.inner.unsent.swap(0, Ordering::AcqRel);
         if daemons == 0 || self.backend() != "postgres" {
             return;
@@ -48,12 +48,12 @@ impl Catalog {
 
     /// Sends and receives notifications until `stop` is cancelled. Returns at once on SQLite, which
     /// has no other servers.
-    pub async fn attend(&self, stop: &CancellationToken) {
+    pub async fn exchange_notifications(&self, stop: &CancellationToken) {
         let Backend::Postgres { address, .. } = &self.inner.backend else { return };
         while !stop.is_cancelled() {
             let ended = tokio::select! {
                 () = stop.cancelled() => return,
-                ended = self.exchange_notifications(address) => ended,
+                ended = self.notify_and_listen(address) => ended,
             };
             if let Err(error) = ended {
                 tracing::debug!(%error, "notification connection to PostgreSQL lost; reconnecting");
@@ -65,7 +65,7 @@ impl Catalog {
         }
     }
 
-    async fn exchange_notifications(&self, address: &super::address::Address) -> Result<()> {
+    async fn notify_and_listen(&self, address: &super::address::Address) -> Result<()> {
         let lost = |error: tokio_postgres::Error| Error::Unavailable(error.to_string());
         let (client, mut connection) = address.connect().await.map_err(lost)?;
         let receiving = async {
@@ -138,11 +138,11 @@ mod tests {
         runtime.block_on(async {
             let stop = CancellationToken::new();
             let (listener, until) = (there.clone(), stop.clone());
-            let listening = tokio::spawn(async move { listener.attend(&until).await });
+            let listening = tokio::spawn(async move { listener.exchange_notifications(&until).await });
             // A new listener wakes everything once.
             there.woken(Daemon::Finisher).await;
             here.wake(&[Daemon::Finisher]);
-            here.ring().await;
+            here.notify_servers().await;
             there.woken(Daemon::Finisher).await;
             there.transfers_woken().await;
             let wake = |tx: &mut crate::Tx<'_>| -> Result<()> {
@@ -150,7 +150,7 @@ mod tests {
                 Ok(())
             };
             here.write(wake).await.unwrap();
-            here.ring().await;
+            here.notify_servers().await;
             there.transfers_woken().await;
             stop.cancel();
             listening.await.unwrap();

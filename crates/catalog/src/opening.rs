@@ -30,7 +30,7 @@ pub const CATALOG: &str = "rule catalog: ";
 
 /// The state of a catalog before it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Peeked {
+pub struct CatalogState {
     /// Whether it exists: the file is not empty, or the database has its tables.
     pub there: bool,
     /// Its identity, if it has one.
@@ -207,7 +207,7 @@ impl Catalog {
     ///
     /// # Errors
     /// As [`Catalog::open`], but a missing file is not an error.
-    pub async fn peek(address: &str) -> Result<Peeked> {
+    pub async fn peek(address: &str) -> Result<CatalogState> {
         let address = address.to_owned();
         blocking(move || peek(&address)).await
     }
@@ -272,7 +272,7 @@ fn check_pages(connection: &Connection, check: &str) -> Result<Vec<String>> {
     }
 }
 
-fn peek(address: &str) -> Result<Peeked> {
+fn peek(address: &str) -> Result<CatalogState> {
     if Address::is_postgres(address) {
         let address = Address::parse(address)?;
         let mut engine = retry_connecting(|| Postgres::connect(&address))?;
@@ -283,7 +283,7 @@ fn peek(address: &str) -> Result<Peeked> {
     }
     let path = Catalog::file(address).ok_or_else(|| Error::Address(address.to_owned()))?;
     if !has_content(&path) {
-        return Ok(Peeked { there: false, identity: None, current: false });
+        return Ok(CatalogState { there: false, identity: None, current: false });
     }
     examine(&path, false)?;
     let read = || {
@@ -296,7 +296,7 @@ fn peek(address: &str) -> Result<Peeked> {
     };
     let (schema, found) = read().map_err(failed).map_err(|error| with_path(&path, error))?;
     openable(schema)?;
-    Ok(Peeked { there: true, identity: identity(found), current: schema == schema::NEWEST })
+    Ok(CatalogState { there: true, identity: identity(found), current: schema == schema::NEWEST })
 }
 
 fn newest(connection: &Connection) -> rusqlite::Result<Option<i64>> {
@@ -312,9 +312,9 @@ fn openable(found: i64) -> Result<()> {
     }
 }
 
-fn peek_tables(engine: &mut dyn Engine) -> Result<Peeked> {
+fn peek_tables(engine: &mut dyn Engine) -> Result<CatalogState> {
     if !load::exists(engine, "catalog_schema")? {
-        return Ok(Peeked { there: false, identity: None, current: false });
+        return Ok(CatalogState { there: false, identity: None, current: false });
     }
     let version = schema::version(engine)?;
     openable(version)?;
@@ -326,7 +326,7 @@ fn peek_tables(engine: &mut dyn Engine) -> Result<Peeked> {
             Ok(())
         })?;
     }
-    Ok(Peeked { there: true, identity: identity(found), current: version == schema::NEWEST })
+    Ok(CatalogState { there: true, identity: identity(found), current: version == schema::NEWEST })
 }
 
 /// Checks the file of a catalog that no server uses for damage, as [`Catalog::verify`] does, and

@@ -181,7 +181,7 @@ impl Candidate {
             Ok(Claim::Held(fence)) => {
                 let until = (began + self.options.ttl).saturating_sub(self.options.margin);
                 if now >= until {
-                    // It took so long to be told that it is worth little: renew at once.
+                    // The answer took so long that little of the lease is left: renew at once.
                     self.follow(Leadership::unknown());
                     return now;
                 }

@@ -32,7 +32,7 @@ use crate::task::Owned;
 /// Longer messages are cut off.
 const LONGEST_MESSAGE: usize = 1024;
 
-/// How many waiting events are looked at together.
+/// How many waiting events are written together.
 const BATCH: usize = 256;
 
 /// How often writing an event is tried while the store is unavailable.

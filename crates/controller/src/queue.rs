@@ -224,7 +224,7 @@ impl<K: QueueKey> Backlog<K> {
     }
 }
 
-/// Waits until `due`, but no longer than a day: a later moment is to be looked at again then.
+/// Waits until `due`, but no longer than a day: the caller checks a later moment again.
 pub(crate) async fn sleep_until(clock: &dyn Clock, due: Duration) {
     const LONGEST: Duration = Duration::from_secs(24 * 3600);
     let wait = due.saturating_sub(clock.elapsed());

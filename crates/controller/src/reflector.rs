@@ -12,8 +12,8 @@
 //! * A change is in the copy before subscribers are called: a reconciler woken by a change reads at
 //!   least that state.
 //! * Indexes are exact: they change in the same step as the objects.
-//! * An object that cannot be read as `T` keeps its last readable state. To take it for deleted
-//!   would be worse: somebody would clean up after it.
+//! * An object that cannot be read as `T` keeps its last readable state. Reporting it as
+//!   deleted would be worse: controllers would clean up after it.
 //!
 //! Enter at [`Reflector::of`]. The module `mirror` is the pure half.
 

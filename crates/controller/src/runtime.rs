@@ -7,8 +7,8 @@
 //! event along ("the pool grew: place the waiting volumes"), and it would be wrong in every case
 //! that matters:
 //!
-//! * Events get lost. The process was not running, the history was compacted, the leader was
-//!   somebody else. A reconciler that reads state does the right thing at its next run, whatever
+//! * Events get lost. The process was not running, the history was compacted, another
+//!   server was leader. A reconciler that reads state does the right thing at its next run, whatever
 //!   it missed; one that acts on events never learns what it did not hear.
 //! * Events get merged. A hundred changes of one object are one run, because only the last state
 //!   can be acted upon. Queues stay as short as there are objects, not as long as history.

@@ -1,7 +1,7 @@
 //! BlockDevice: a disk of a node, what shall become of it, and how far that got.
 //!
-//! The doc comments of fields are what `kubectl explain` prints. The spec is the user's; the status
-//! is the agent's of that node, and nobody else writes it.
+//! The doc comments of fields are what `kubectl explain` prints. Users write the spec; only the
+//! agent of the node writes the status.
 
 mod convert;
 mod device;

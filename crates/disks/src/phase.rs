@@ -281,7 +281,7 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// A disk that is there, blank, unwanted, and looked at.
+    /// A disk that is there, blank, unwanted, and inspected.
     #[must_use]
     pub fn blank() -> Self {
         Self {

@@ -122,7 +122,7 @@ impl Effect {
             Self::Provisioned => "Provisioned=True",
             Self::NotProvisioned => "Provisioned=False",
             Self::InUse => "Refused=True: unprovision first",
-            Self::Later => "looked at again later",
+            Self::Later => "checked again later",
             Self::Discard => "result discarded, lease let go",
             Self::Cleared => "failure cleared",
         }

@@ -1,7 +1,7 @@
 //! Patterns as shells know them: `*`, `?` and `[a-z]`, over the whole text.
 //!
 //! A pattern that cannot be read matches nothing but itself: a mistake in a rule must not select
-//! disks nobody named.
+//! other disks.
 
 /// Whether a pattern matches the whole of a text. `*` also matches `/`.
 #[must_use]

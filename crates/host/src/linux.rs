@@ -71,7 +71,7 @@ struct Inner {
     reading: Mutex<BTreeSet<String>>,
     ended: tokio::sync::Notify,
     blanks: Blanks,
-    /// Loop devices with what they stand on, and what the kernel had told when they were read.
+    /// Loop devices with their backing files, and the kernel's state when they were read.
     loops: Mutex<(String, Vec<(String, String)>)>,
 }
 

@@ -10,8 +10,8 @@ use mainstay_rules::expression::{Expression, Operator};
 use mainstay_rules::judge::{Managed, Pass};
 use mainstay_rules::queue;
 use mainstay_rules::rule::{read, repair, transfer, update};
-use mainstay_transfers::store::Speaks;
-use mainstay_transfers::{Held, Outcome};
+use mainstay_transfers::store::SupportedProtocols;
+use mainstay_transfers::{JobProgress, Outcome};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::{Value, json};
@@ -169,11 +169,11 @@ fn list<T: serde::de::DeserializeOwned>(call: &Call, key: &str) -> Result<Vec<T>
 }
 
 /// The schemes that a transfer tool supports; by default those of Mainstay's own workers.
-fn speaks(call: &Call) -> Result<Speaks> {
+fn supported(call: &Call) -> Result<SupportedProtocols> {
     if call.body.get("schemes").is_none_or(Value::is_null) {
-        return Ok(Speaks::Ours);
+        return Ok(SupportedProtocols::Ours);
     }
-    Ok(Speaks::Schemes(list::<String>(call, "schemes")?.into_iter().collect()))
+    Ok(SupportedProtocols::Schemes(list::<String>(call, "schemes")?.into_iter().collect()))
 }
 
 /// Gives requests to a transfer tool under a lease.
@@ -182,7 +182,7 @@ pub(super) async fn take(call: &Call) -> Result<Reply> {
     let most = number(&call.body, "most")?.unwrap_or(1).min(1_000);
     let most = usize::try_from(most)
         .map_err(|_| refuse(Class::InvalidObject, "most is a number of files"))?;
-    let wanted = queue::Wanted { worker, most, lease, speaks: speaks(call)? };
+    let wanted = queue::Wanted { worker, most, lease, supported: supported(call)? };
     let (settings, now) = (call.service.settings.clone(), call.now());
     let jobs = call.write(move |tx| queue::take(tx, &wanted, &settings, now)).await?;
     let shown = jobs.iter().map(|job| {
@@ -196,7 +196,7 @@ pub(super) async fn take(call: &Call) -> Result<Reply> {
 
 pub(super) async fn renew(call: &Call) -> Result<Reply> {
     let (worker, lease) = worker(call)?;
-    let held: Vec<Held> = list(call, "held")?;
+    let held: Vec<JobProgress> = list(call, "held")?;
     let now = call.now();
     let lost = call.write(move |tx| queue::renew(tx, &worker, &held, lease, now)).await?;
     Ok(Reply::Json(json!({"lost": lost})))

@@ -8,13 +8,13 @@
 //! Lists are streamed row by row as the database yields them.
 
 mod accounts;
+mod audit_facts;
 pub mod auth;
 mod dids;
 mod extensions;
 mod listing;
 mod local;
 mod meta;
-mod noted;
 mod python;
 mod replicas;
 mod requests;
@@ -31,6 +31,7 @@ mod turns;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+pub use audit_facts::AuditFacts;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -44,7 +45,6 @@ use mainstay_rules::judge::Surroundings;
 use mainstay_rules::logins::Logins;
 use mainstay_rules::rule::Settings;
 use mainstay_transfers::store::Access;
-pub use noted::Noted;
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 
@@ -142,14 +142,14 @@ enum Reply {
 }
 
 async fn answer(service: Service, request: Request) -> Response {
-    let mut noted = Noted::of(request.method(), request.uri().path(), request.headers());
-    let mut response = answer_noting(service, request, &mut noted).await;
-    noted.add_response(&response);
-    response.extensions_mut().insert(noted);
+    let mut facts = AuditFacts::of(request.method(), request.uri().path(), request.headers());
+    let mut response = answer_with_facts(service, request, &mut facts).await;
+    facts.add_response(&response);
+    response.extensions_mut().insert(facts);
     response
 }
 
-async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted) -> Response {
+async fn answer_with_facts(service: Service, mut request: Request, facts: &mut AuditFacts) -> Response {
     // HEAD is answered like GET; the server drops the body.
     if request.method() == Method::HEAD {
         *request.method_mut() = Method::GET;
@@ -168,14 +168,14 @@ async fn answer_noting(service: Service, mut request: Request, noted: &mut Noted
     }
     let known = request.extensions().get::<Caller>().is_some();
     if !known && !request.headers().contains_key(auth::TOKEN) {
-        noted.denied = true;
+        facts.denied = true;
         return without_token(request.headers());
     }
     let (call, service) = match call(service, request).await {
         Ok(taken) => taken,
         Err(error) => return failure(&error, part),
     };
-    noted.account.clone_from(&call.caller.account);
+    facts.account.clone_from(&call.caller.account);
     if let Err(error) = admit(&call, &found) {
         return failure(&error, part);
     }

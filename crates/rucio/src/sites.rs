@@ -8,7 +8,7 @@ use mainstay_rules::api::{Did, ReplicaState, show_time};
 use mainstay_rules::error::{Class, Result, refuse};
 use mainstay_rules::expression::Rse;
 use mainstay_rules::protocol::{self, Which};
-use mainstay_rules::replica::Held;
+use mainstay_rules::replica::AvailableFiles;
 use mainstay_rules::rse::{self, Measured, RseSettings};
 use mainstay_transfers::protocol::Protocol;
 use mainstay_transfers::store::Access;
@@ -426,7 +426,7 @@ fn dataset_replica_lines(tx: &mut Tx<'_>, name: &Did, lines: &mut Vec<String>) -
     let found = mainstay_rules::did::get(tx, name)?;
     let (length, bytes) = mainstay_rules::did::size(tx, found.id)?;
     let rses = mainstay_rules::rse::all(tx)?;
-    for held in mainstay_rules::replica::held_by_rse(tx, found.id)? {
+    for held in mainstay_rules::replica::available_by_rse(tx, found.id)? {
         let Some(rse) = rses.iter().find(|rse| rse.id == held.rse_id) else { continue };
         lines.push(dataset_replica(name, rse, (length, bytes), &held));
     }
@@ -438,7 +438,7 @@ pub(super) fn dataset_replica(
     name: &Did,
     rse: &Rse,
     (length, bytes): (i64, i64),
-    held: &Held,
+    held: &AvailableFiles,
 ) -> String {
     let whole = held.files == length;
     let state = if whole { ReplicaState::Available } else { ReplicaState::Unavailable };

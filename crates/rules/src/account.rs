@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mainstay_catalog::ledger::{Ledger, Seen};
+use mainstay_catalog::ledger::{Ledger, UsageSnapshot};
 use mainstay_catalog::{Answers, Pending, Pipeline, Row, Tx, values};
 
 use crate::api::{Micros, check_account, check_scope};
@@ -351,7 +351,7 @@ pub(crate) fn allowance(
     if rows.first().map_or(Ok(None), |row| row.opt_int(3))?.is_some() {
         return Ok(Allowance { unlimited: true, ..Allowance::default() });
     }
-    let mut seen = Seen::default();
+    let mut seen = UsageSnapshot::default();
     let mut local = BTreeMap::new();
     for row in rows {
         let Some(rse) = row.opt_int(0)? else { continue };

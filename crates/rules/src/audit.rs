@@ -27,7 +27,7 @@ use std::io::Read;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use decide::{Expected, Kind, Known, Patience, Seen};
+use decide::{Expected, Kind, Known, Patience, Observation};
 use mainstay_catalog::Catalog;
 use mainstay_transfers::copy;
 use mainstay_transfers::protocol::Protocol;
@@ -124,9 +124,9 @@ pub fn audit(
     let mut audit = Audit { catalog, access, wanted, follow: &mut follow, stopped: false };
     let mut sites = BTreeMap::new();
     for rse in rses.iter().filter(|rse| wanted.rses.contains(&rse.id)) {
-        match store::Speaks::Ours.way(&rse.protocols, "read") {
+        match store::SupportedProtocols::Ours.way(&rse.protocols, "read") {
             None => audit.note(format!(
-                "{} is not looked at: it has no protocol that is spoken here",
+                "{} is skipped: no worker supports its protocols",
                 rse.name
             )),
             Some(protocol) => {
@@ -401,10 +401,10 @@ impl Audit<'_, '_> {
                 break;
             }
             let seen = match &expected.path {
-                Err(why) => Seen::Nothing(why.clone()),
+                Err(why) => Observation::Nothing(why.clone()),
                 Ok(path) => match looks.next() {
                     Some(Ok(found)) => self.read(&*store, &expected, path, &found),
-                    Some(Err(error)) => unseen(&error),
+                    Some(Err(error)) => failed_observation(&error),
                     None => break,
                 },
             };
@@ -416,28 +416,28 @@ impl Audit<'_, '_> {
     }
 
     /// The checksums of a file, if requested and if its length is right; else its length.
-    fn read(&mut self, store: &dyn Store, expected: &Expected, path: &str, found: &Found) -> Seen {
+    fn read(&mut self, store: &dyn Store, expected: &Expected, path: &str, found: &Found) -> Observation {
         let right = i64::try_from(found.bytes) == Ok(expected.bytes);
         if !self.wanted.checksums || !right || !expected.has_sums() {
-            return Seen::Length(found.bytes);
+            return Observation::Length(found.bytes);
         }
         let file = match store.read(path) {
             Ok((file, _)) => file,
-            Err(error) => return unseen(&error),
+            Err(error) => return failed_observation(&error),
         };
         match copy::sums(StoppableReader { file, audit: self }, expected.md5.is_some()) {
-            Ok(sums) => Seen::Whole(sums),
-            Err(error) => Seen::Unread(error.to_string()),
+            Ok(sums) => Observation::Whole(sums),
+            Err(error) => Observation::Unread(error.to_string()),
         }
     }
 }
 
-/// The observation that a storage error stands for.
-fn unseen(error: &store::Error) -> Seen {
+/// The observation after a storage error.
+fn failed_observation(error: &store::Error) -> Observation {
     use store::Error::{Leaves, Missing, NoFile};
     match error {
-        Missing(_) | NoFile(_) | Leaves(_) => Seen::Nothing(error.to_string()),
-        _ => Seen::Unread(error.to_string()),
+        Missing(_) | NoFile(_) | Leaves(_) => Observation::Nothing(error.to_string()),
+        _ => Observation::Unread(error.to_string()),
     }
 }
 

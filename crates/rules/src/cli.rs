@@ -48,7 +48,7 @@ pub enum Error {
     #[error("the server cannot be reached: {0}")]
     Unreachable(String),
     /// The answer is malformed.
-    #[error("the answer is not understood: {0}")]
+    #[error("the response cannot be read: {0}")]
     Answer(String),
     /// The arguments are invalid.
     #[error("{0}")]
@@ -394,7 +394,7 @@ impl Cli<'_> {
                 "OK" => return Ok(0),
                 "SUSPENDED" | "WAITING_APPROVAL" => return Ok(1),
                 _ if timeout > 0 && begun.elapsed().as_secs() >= timeout => {
-                    eprintln!("rule {rule} is not OK after {timeout} s; it goes on by itself");
+                    eprintln!("rule {rule} is not OK after {timeout} s; the server keeps working on it");
                     return Ok(1);
                 }
                 _ => tokio::time::sleep(std::time::Duration::from_millis(500)).await,

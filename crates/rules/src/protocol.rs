@@ -39,8 +39,10 @@ pub fn path(rse: &Rse, did: &Did, said: Option<&str>) -> Result<String> {
         None if rse.deterministic && !has_place(did) => return Err(no_place(did)),
         None if rse.deterministic => hashed_path(did),
         None => {
-            let message =
-                format!("Nobody said where {did} is on {}, whose names are free", rse.name);
+            let message = format!(
+                "The path of {did} on {} is not known: the RSE is not deterministic, and the replica was registered without a path",
+                rse.name
+            );
             return Err(refuse(Class::ReplicaNotFound, message));
         }
     };

@@ -17,8 +17,8 @@ use mainstay_catalog::order::{goes_with, lock_these};
 use mainstay_catalog::{Column, Daemon, Tx, values};
 use mainstay_transfers::choose::{self, Limit, Limits, Load, Source};
 use mainstay_transfers::protocol::Protocol;
-use mainstay_transfers::store::Speaks;
-use mainstay_transfers::{End, Held, Job};
+use mainstay_transfers::store::SupportedProtocols;
+use mainstay_transfers::{End, JobProgress, Job};
 
 pub use self::catalog_queue::CatalogQueue;
 pub use self::finish::{Finished, finish_each};
@@ -70,7 +70,7 @@ impl<'a> World<'a> {
     pub(super) fn read(
         tx: &mut Tx<'_>,
         rses: &'a [Rse],
-        speaks: &Speaks,
+        supported: &SupportedProtocols,
         load: Load,
         settings: &Settings,
     ) -> Result<Self> {
@@ -96,7 +96,7 @@ impl<'a> World<'a> {
         }
         let site = |rse: &'a Rse| {
             let (read, write) =
-                (speaks.way(&rse.protocols, "read"), speaks.way(&rse.protocols, "write"));
+                (supported.way(&rse.protocols, "read"), supported.way(&rse.protocols, "write"));
             (rse.id, Site { rse, read, write })
         };
         let sites = rses.iter().map(site).collect();
@@ -186,7 +186,7 @@ impl<'a> World<'a> {
         let gone = || "its RSE is gone".to_owned();
         let Site { rse: from, read, .. } = self.sites.get(&from).ok_or_else(gone)?;
         let Site { rse: to, write, .. } = self.sites.get(&request.destination).ok_or_else(gone)?;
-        let no_way = |rse: &Rse| format!("{} has no protocol that a worker speaks", rse.name);
+        let no_way = |rse: &Rse| format!("{} has no protocol that a worker supports", rse.name);
         let read = read.ok_or_else(|| no_way(from))?;
         let write = write.ok_or_else(|| no_way(to))?;
         let source = protocol::path(from, &request.did, path).map_err(|error| error.to_string())?;
@@ -271,7 +271,7 @@ pub struct Wanted {
     /// The duration of the lease.
     pub lease: Micros,
     /// The protocols that the worker supports.
-    pub speaks: Speaks,
+    pub supported: SupportedProtocols,
 }
 
 /// Leases jobs to a worker.
@@ -281,7 +281,7 @@ pub fn take(
     settings: &Settings,
     now: Micros,
 ) -> Result<Vec<Job>> {
-    let Wanted { worker, most, lease, speaks } = wanted;
+    let Wanted { worker, most, lease, supported } = wanted;
     let (most, lease) = (*most, *lease);
     let (mut load, first) = running(tx)?;
     if first.is_some_and(|first| first < now) {
@@ -290,12 +290,12 @@ pub fn take(
     }
     let rses = crate::rse::all(tx)?;
     let written =
-        rses.iter().filter(|rse| rse.write && speaks.way(&rse.protocols, "write").is_some());
+        rses.iter().filter(|rse| rse.write && supported.way(&rse.protocols, "write").is_some());
     let reached: Vec<i64> = written.map(|rse| rse.id).collect();
     if reached.is_empty() || most == 0 {
         return Ok(Vec::new());
     }
-    let mut world = World::read(tx, &rses, speaks, load, settings)?;
+    let mut world = World::read(tx, &rses, supported, load, settings)?;
     let mut lines = waiting::lines(tx, &reached, most.saturating_add(SPARE), now)?;
     let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
     for line in &lines {
@@ -448,7 +448,7 @@ fn lease_out(
 pub fn renew(
     tx: &mut Tx<'_>,
     worker: &str,
-    held: &[Held],
+    held: &[JobProgress],
     lease: Micros,
     now: Micros,
 ) -> Result<Vec<i64>> {
@@ -459,7 +459,7 @@ pub fn renew(
     )?;
     let files: Vec<i64> = rows.iter().map(|row| Ok(row.int(1)?)).collect::<Result<_>>()?;
     hold(tx, files)?;
-    let moved: BTreeMap<i64, &Held> = held.iter().map(|one| (one.request, one)).collect();
+    let moved: BTreeMap<i64, &JobProgress> = held.iter().map(|one| (one.request, one)).collect();
     let mut kept = BTreeSet::new();
     for row in &rows {
         let (request, attempt) = (row.int(0)?, row.int(2)?);

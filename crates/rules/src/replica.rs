@@ -384,7 +384,7 @@ pub fn coverage(tx: &mut Tx<'_>, collection: &Did) -> Result<BTreeMap<String, i6
 /// The available files of a collection on one RSE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "plain numbers and moments")]
-pub struct Held {
+pub struct AvailableFiles {
     pub rse_id: i64,
     pub files: i64,
     pub bytes: i64,
@@ -395,7 +395,7 @@ pub struct Held {
 
 /// The available files of a collection by RSE; an RSE with some of them still in transfer counts
 /// with the available ones.
-pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
+pub fn available_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<AvailableFiles>> {
     let rows = tx.query(
         "WITH RECURSIVE down(id, did_type) AS (SELECT id, did_type FROM dids WHERE id = ?1
          UNION SELECT c.child, c.child_type FROM down LOOKUP JOIN contents c ON (c.parent = down.id) WHERE down.did_type = 'C'),
@@ -406,7 +406,7 @@ pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
         values![collection],
     )?;
     let held = |row: &Row| {
-        Ok(Held {
+        Ok(AvailableFiles {
             rse_id: row.int(0)?,
             files: row.int(1)?,
             bytes: row.int(2)?,
@@ -422,7 +422,7 @@ pub fn held_by_rse(tx: &mut Tx<'_>, collection: i64) -> Result<Vec<Held>> {
 pub fn datasets_on(
     tx: &mut Tx<'_>,
     rse: i64,
-    each: &mut dyn FnMut(Did, (i64, i64), Held) -> Result<()>,
+    each: &mut dyn FnMut(Did, (i64, i64), AvailableFiles) -> Result<()>,
 ) -> Result<()> {
     let sql = "SELECT d.scope, d.name, (SELECT COUNT(*) FROM contents c WHERE c.parent = d.id),
         (SELECT CAST(COALESCE(SUM(c.bytes), 0) AS BIGINT) FROM contents c WHERE c.parent = d.id),
@@ -433,7 +433,7 @@ pub fn datasets_on(
         FROM replicas p JOIN contents c ON c.child = p.did_id WHERE p.rse_id = ?1 AND p.state <> 'B' GROUP BY c.parent) h
         JOIN dids d ON d.id = h.parent ORDER BY d.scope, d.name";
     tx.for_each(sql, values![rse], &mut |row| {
-        let held = Held {
+        let held = AvailableFiles {
             rse_id: rse,
             files: row.int(4)?,
             bytes: row.int(5)?,

@@ -51,7 +51,7 @@ impl Error {
         matches!(self, Self::Output(source) if source.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// What the user can do about this error, if that is known.
+    /// The advice for this error, if there is any.
     #[must_use]
     pub fn hint(&self) -> Option<&'static str> {
         matches!(self, Self::Client(client::Error::Connect { .. }))

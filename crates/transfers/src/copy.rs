@@ -25,7 +25,7 @@ thread_local! {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The source could not be read.
-    #[error("at the source {rse} {why}")]
+    #[error("source {rse}: {why}")]
     Source {
         /// The RSE.
         rse: String,
@@ -33,7 +33,7 @@ pub enum Error {
         why: String,
     },
     /// The file at the source is missing, or differs from the catalog.
-    #[error("at the source {rse} {why}")]
+    #[error("source {rse}: {why}")]
     Differs {
         /// The RSE.
         rse: String,
@@ -43,7 +43,7 @@ pub enum Error {
         fault: Fault,
     },
     /// The destination could not be written, or the copy differs from the source.
-    #[error("at the destination {rse} {why}")]
+    #[error("destination {rse}: {why}")]
     Destination {
         /// The RSE.
         rse: String,
@@ -51,7 +51,7 @@ pub enum Error {
         why: String,
     },
     /// The copy was cancelled: it is no longer needed, or its lease is lost.
-    #[error("it was given up")]
+    #[error("the copy was cancelled")]
     Cancelled,
 }
 
@@ -115,17 +115,17 @@ pub fn differs(
     md5: Option<&str>,
 ) -> Option<String> {
     if i64::try_from(sums.bytes) != Ok(bytes) {
-        return Some(format!("are {} bytes instead of {bytes}", sums.bytes));
+        return Some(format!("size is {} bytes, expected {bytes}", sums.bytes));
     }
     let same = |found: &str, expected: &str| {
         found.trim_start_matches('0').eq_ignore_ascii_case(expected.trim_start_matches('0'))
     };
     if let Some(expected) = adler32.filter(|expected| !same(&sums.adler32, expected)) {
-        return Some(format!("the adler32 checksum is {} instead of {expected}", sums.adler32));
+        return Some(format!("adler32 checksum is {}, expected {expected}", sums.adler32));
     }
     match (&sums.md5, md5) {
         (Some(found), Some(expected)) if !same(found, expected) => {
-            Some(format!("the md5 checksum is {found} instead of {expected}"))
+            Some(format!("md5 checksum is {found}, expected {expected}"))
         }
         _ => None,
     }
@@ -206,7 +206,7 @@ pub fn copy(
     }
     let (file, length) = from.read(&job.source.path).map_err(at_source)?;
     if i64::try_from(length) != Ok(job.bytes) {
-        let why = format!("are {length} bytes instead of {}", job.bytes);
+        let why = format!("size is {length} bytes, expected {}", job.bytes);
         return Err(differing(why, Fault::Wrong));
     }
     let tag = format!("{}-{}", job.request, job.attempt);
@@ -215,7 +215,8 @@ pub fn copy(
     let read = read_and_sum(file, md5.is_some(), stop, |piece| {
         let so_far = moved.fetch_add(piece.len() as i64, Ordering::AcqRel) + piece.len() as i64;
         if so_far > job.bytes {
-            return Err(differing(format!("are more than {} bytes", job.bytes), Fault::Wrong));
+            let why = format!("size is more than {so_far} bytes, expected {}", job.bytes);
+            return Err(differing(why, Fault::Wrong));
         }
         draft.add(piece).map_err(at_destination)
     })?;
@@ -306,7 +307,7 @@ mod tests {
         assert!(run(&good).unwrap_err().contains("is not there"));
         // A truncated source, and one with other content.
         std::fs::write(from.path().join("s/f"), &content[..5]).unwrap();
-        assert!(run(&good).unwrap_err().contains("5 bytes instead of 3000000"));
+        assert!(run(&good).unwrap_err().contains("source SITE-A: size is 5 bytes, expected 3000000"));
         let mut lie = content.clone();
         lie[7] = b'x';
         std::fs::write(from.path().join("s/f"), &lie).unwrap();

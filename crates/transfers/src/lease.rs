@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::worker::{Queue, SMALL};
-use super::{Held, Job};
+use super::{JobProgress, Job};
 
 /// How often the progress of large files is reported.
 const PROGRESS: Duration = Duration::from_secs(2);
@@ -70,11 +70,11 @@ pub(super) async fn keep_leases(
             () = tokio::time::sleep(tick) => {}
         }
         let all = at % ticks == 0;
-        let held: Vec<Held> = in_progress
+        let held: Vec<JobProgress> = in_progress
             .lock()
             .iter()
             .filter(|(_, transfer)| all || transfer.reports_progress())
-            .map(|(request, transfer)| Held {
+            .map(|(request, transfer)| JobProgress {
                 request: *request,
                 attempt: transfer.attempt,
                 moved: transfer.moved.load(Ordering::Acquire),
@@ -90,7 +90,7 @@ pub(super) async fn keep_leases(
     }
 }
 
-async fn renew(queue: &dyn Queue, in_progress: &InProgress, held: Vec<Held>) {
+async fn renew(queue: &dyn Queue, in_progress: &InProgress, held: Vec<JobProgress>) {
     let (asked, lease) = (Instant::now(), queue.lease());
     let answer = tokio::time::timeout(lease / 4, queue.renew(held.clone())).await;
     let lost: BTreeSet<i64> = match answer.unwrap_or_else(|_| Err("no answer in time".to_owned())) {
@@ -125,7 +125,7 @@ mod tests {
             async { Ok(Vec::new()) }.boxed()
         }
 
-        fn renew(&self, _: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+        fn renew(&self, _: Vec<JobProgress>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
             let mut answers = self.0.lock();
             let next =
                 if answers.len() > 1 { answers.pop_front() } else { answers.front().cloned() };

@@ -125,7 +125,7 @@ impl Outcome {
 
 /// A job that a worker has in progress, reported when its lease is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct JobProgress {
     /// The request.
     pub request: i64,
     /// The attempt.

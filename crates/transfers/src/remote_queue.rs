@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::worker::Queue;
-use super::{Held, Job, Outcome};
+use super::{JobProgress, Job, Outcome};
 
 /// A connection to the server whose queue is used.
 pub trait Server: Send + Sync {
@@ -87,7 +87,7 @@ impl Queue for RemoteQueue {
         async move { self.ask("take", json!({"most": most}), "jobs").await }.boxed()
     }
 
-    fn renew(&self, held: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+    fn renew(&self, held: Vec<JobProgress>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
         async move { self.ask("renew", json!({"held": held}), "lost").await }.boxed()
     }
 

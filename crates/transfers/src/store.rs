@@ -28,7 +28,7 @@ use crate::protocol::Protocol;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Workers do not support the protocol.
-    #[error("no worker speaks {0}://")]
+    #[error("no worker supports {0}://")]
     Unknown(String),
     /// The path would leave the RSE's folder.
     #[error("the path {0:?} leaves the RSE's folder")]
@@ -224,7 +224,7 @@ pub fn is_same_service(one: &Protocol, other: &Protocol) -> bool {
 
 /// The protocols that a transfer tool supports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Speaks {
+pub enum SupportedProtocols {
     /// The protocols of Mainstay's own workers.
     #[default]
     Ours,
@@ -232,7 +232,7 @@ pub enum Speaks {
     Schemes(BTreeSet<String>),
 }
 
-impl Speaks {
+impl SupportedProtocols {
     fn knows(&self, protocol: &Protocol) -> bool {
         match self {
             Self::Ours => is_known(protocol),
@@ -258,7 +258,7 @@ impl Speaks {
 /// The best of an RSE's protocols for an operation that workers support.
 #[must_use]
 pub fn way<'a>(protocols: &'a [Arc<Protocol>], operation: &str) -> Option<&'a Protocol> {
-    Speaks::Ours.way(protocols, operation).map(|protocol| &**protocol)
+    SupportedProtocols::Ours.way(protocols, operation).map(|protocol| &**protocol)
 }
 
 /// Access to all storage: the rules for what is allowed, the credentials, and open connections.

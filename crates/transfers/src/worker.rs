@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::copy::copy;
 use super::lease::{ActiveTransfer, InProgress, keep_leases};
 use super::store::{Access, Opened};
-use super::{End, Held, Job, Outcome};
+use super::{End, JobProgress, Job, Outcome};
 
 /// The default duration of a lease. It is renewed four times within this time.
 pub const LEASE: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ pub trait Queue: Send + Sync {
     /// Takes up to `most` jobs.
     fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>>;
     /// Renews leases; returns the requests whose lease is lost.
-    fn renew(&self, held: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
+    fn renew(&self, held: Vec<JobProgress>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
     /// Reports outcomes; returns the requests whose file or RSE was deleted.
     fn finish(&self, outcomes: Vec<Outcome>) -> BoxFuture<'_, Result<Vec<i64>, String>>;
     /// Completes when there may be new jobs.
@@ -249,7 +249,7 @@ fn sync_destinations(access: &Access, some: &mut [(Job, Outcome)]) {
         let (rse, protocol) = (&job.destination.rse, &job.destination.protocol);
         let fault = seen.entry(protocol.base()).or_insert_with(|| {
             let synced = access.open(rse, protocol).and_then(|store| store.sync());
-            synced.err().map(|error| format!("at the destination {rse} {error}"))
+            synced.err().map(|error| format!("destination {rse}: {error}"))
         });
         outcome.error.clone_from(fault);
     }

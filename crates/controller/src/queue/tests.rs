@@ -337,11 +337,11 @@ async fn a_key_is_with_one_worker_only_however_many_wait() {
     assert!(second.as_mut().now_or_never().is_none());
     queue.add("a");
     queue.add("a");
-    let work = first.now_or_never().expect("it was told");
+    let work = first.now_or_never().expect("the waiter was woken");
     queue.add("a");
     assert!(second.as_mut().now_or_never().is_none());
     work.finish(Verdict::Done);
-    let work = second.now_or_never().expect("it was told");
+    let work = second.now_or_never().expect("the waiter was woken");
     assert_eq!(work.key(), &"a");
 }
 

@@ -85,13 +85,13 @@ async fn everything_is_looked_at_once_and_then_whenever_it_changes() {
     let (configs, log) = (Reflector::of(&resources).start(), Log::new(OPEN));
     let controller = Controller::new(options(), &resources).watch(&configs, name);
     let handle = logging(controller, &log);
-    until("both were looked at", || log.runs() == ["a", "b"]).await;
+    until("both were reconciled", || log.runs() == ["a", "b"]).await;
     put(&resources, "b", &[("x", "1")]).await;
-    until("b is looked at again", || log.runs().len() == 3).await;
+    until("b is reconciled again", || log.runs().len() == 3).await;
     remove(&resources, "a").await;
-    until("a is looked at again", || log.runs()[2..] == ["b", "a"]).await;
+    until("a is reconciled again", || log.runs()[2..] == ["b", "a"]).await;
     assert!(handle.add("c".to_owned()));
-    until("c is looked at", || log.runs().len() == 5).await;
+    until("c is reconciled", || log.runs().len() == 5).await;
     assert_eq!(handle.shutdown().await, 0);
     assert!(!handle.add("d".to_owned()));
 }
@@ -102,9 +102,9 @@ async fn an_object_that_moves_wakes_its_old_and_its_new_owner() {
     put(&resources, "a", &[("pool", "x")]).await;
     let (configs, log) = (Reflector::of(&resources).start(), Log::new(OPEN));
     let _handle = logging(Controller::new(options(), &resources).watch(&configs, pool), &log);
-    until("x is looked at", || log.runs() == ["x"]).await;
+    until("x is reconciled", || log.runs() == ["x"]).await;
     put(&resources, "a", &[("pool", "y")]).await;
-    until("both are looked at", || log.runs() == ["x", "x", "y"]).await;
+    until("both are reconciled", || log.runs() == ["x", "x", "y"]).await;
 }
 
 #[tokio::test]
@@ -121,7 +121,7 @@ async fn a_predicate_sees_both_states_and_filters_changes() {
     settle().await;
     assert!(log.runs().is_empty());
     put(&resources, "a", &[("pool", "y")]).await;
-    until("a is looked at", || log.runs() == ["a"]).await;
+    until("a is reconciled", || log.runs() == ["a"]).await;
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn no_run_starts_before_every_source_was_read() {
     settle().await;
     assert!(log.runs().is_empty());
     remote.set(Line::Up);
-    until("a is looked at", || log.runs() == ["a"]).await;
+    until("a is reconciled", || log.runs() == ["a"]).await;
 }
 
 #[derive(Debug, Default)]

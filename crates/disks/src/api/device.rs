@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum State {
     /// It is.
     Active,
-    /// It is not: it was taken out, or has another path and is looked at anew.
+    /// It is not: it was taken out, or has another path and is not inspected yet.
     Inactive,
     /// Not scanned yet.
     #[default]

@@ -8,7 +8,7 @@ const NOTES: [(&str, &str); 16] = [
     ("U6", "stands before U5, whose guard holds for partitioned disks too"),
     ("L1", "the document's sentence on LVM below its table"),
     ("F4", "what was repaired is mounted (re-trigger c); what is foreign never is (F7)"),
-    ("M2", "what somebody else mounted elsewhere is not ours to unmount"),
+    ("M2", "a mount at another point is not unmounted: another program made it"),
     ("M4", "a disk that is not there is not registered"),
     ("PG3", "two rows: LVM is never Mounted"),
     ("P3", "something else at our point is as good as no mount: F3 clears it away"),

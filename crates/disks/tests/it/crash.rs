@@ -71,7 +71,7 @@ fn place(yard: &Yard) -> Location {
     Location::Sqlite(yard.path("objects.db"))
 }
 
-/// Asks for every device by a rule, so that nobody needs to write while the agent runs.
+/// Asks for every device by a rule, so that the test need not write while the agent runs.
 async fn ask(yard: &Yard, devices: &[String], provisioner: &str) {
     let (resources, store) = resources(&place(yard)).await;
     let list = devices.join(", ");

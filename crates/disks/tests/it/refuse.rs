@@ -122,7 +122,7 @@ async fn a_disk_in_use_is_refused_however_it_is_hidden() {
     assert!(refusal(&failed).contains("rule 2"), "{}", refusal(&failed));
     drop(hidden.stdin.take());
     hidden.wait().unwrap();
-    // Unmounted lazily while a file is open: nobody sees it, and it is still busy.
+    // Unmounted lazily while a file is open: no mount table shows it, and it is still busy.
     run("mount", &[&device, &place]);
     let open = std::fs::File::create(Path::new(&place).join("open")).unwrap();
     run("umount", &["--lazy", &place]);

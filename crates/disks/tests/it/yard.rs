@@ -1,4 +1,4 @@
-//! Loop devices that clean up after themselves, and programs that wait until they are told.
+//! Loop devices that clean up after themselves, and programs that wait for a command.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -51,7 +51,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&said.stdout).trim().to_owned()
 }
 
-/// Held while loop devices are given out: a path that was just let go is taken by whoever asks next.
+/// Held while loop devices are given out: a path that was just released goes to the next request.
 static ATTACHING: Mutex<()> = Mutex::new(());
 
 /// A folder with loop devices; everything goes with it.
@@ -154,7 +154,7 @@ impl Yard {
         std::fs::remove_file(self.path("bin").join(name)).unwrap();
     }
 
-    /// A program that says when it begins, and goes on when it is told to.
+    /// A program that reports its start, and continues on command.
     pub(crate) fn slow(&self, name: &str) -> Valve {
         let [begun, go, pid, log] =
             ["begun", "go", "pid", "log"].map(|part| self.text(&format!("{name}.{part}")));
@@ -262,7 +262,7 @@ impl Valve {
         let write = tokio::task::spawn_blocking(move || {
             File::create(pipe).unwrap().write_all(b"go\n").unwrap();
         });
-        tokio::time::timeout(PATIENCE, write).await.expect("nobody waited").unwrap();
+        tokio::time::timeout(PATIENCE, write).await.expect("the program did not read its input").unwrap();
     }
 
     /// Ends it with kill -9.

@@ -1,8 +1,8 @@
 //! The command lines of actions on disks, and how their output is read.
 //!
 //! The command lines are data ([`commands`]), so that the gate can see that none is forced, and a
-//! golden file can show those that this machine cannot run. LVM is told to look at this disk alone:
-//! another one that does not answer must not hold it up.
+//! golden file can show those that this machine cannot run. LVM scans only this disk:
+//! another one that does not answer must not block it.
 
 use std::fs::File;
 use std::time::Duration;

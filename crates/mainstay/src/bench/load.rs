@@ -244,7 +244,7 @@ fn micros(moment: Duration) -> u64 {
     u64::try_from(moment.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Finds every whole stamp; gives the number of bytes that need not be looked at again.
+/// Finds every whole stamp; returns the number of bytes that need not be searched again.
 fn stamps(bytes: &[u8], mut found: impl FnMut(u64)) -> usize {
     let whole = STAMP.len() + STAMP_DIGITS;
     let mut used = 0;

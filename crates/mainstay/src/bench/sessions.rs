@@ -129,7 +129,7 @@ impl Sessions {
             working.spawn(client(connection, template, number, end, warm == 0));
         }
         let start = Instant::now();
-        let mut all = Seen::default();
+        let mut all = Measured::default();
         while let Some(done) = working.join_next().await {
             all.add(
                 done.map_err(|error| std::io::Error::other(error.to_string()))
@@ -180,14 +180,14 @@ struct Nodes {
 
 /// The measurements of the clients.
 #[derive(Debug, Default)]
-struct Seen {
+struct Measured {
     /// How long opening took, in microseconds.
     micros: Vec<u32>,
     busy: usize,
     nodes: HashMap<String, usize>,
 }
 
-impl Seen {
+impl Measured {
     fn add(&mut self, other: Self) {
         self.micros.extend(other.micros);
         self.busy += other.busy;
@@ -203,7 +203,7 @@ impl Seen {
         let grew = |name: &str| {
             after.get(name).copied().unwrap_or(0.0) - before.get(name).copied().unwrap_or(0.0)
         };
-        let said = grew("mainstay_sessions_messages_said_total");
+        let sent = grew("mainstay_sessions_messages_sent_total");
         let writes = grew("mainstay_http_connection_writes");
         let answers = (self.micros.len() * 2 + self.busy) as f64;
         anstream::eprintln!(
@@ -212,8 +212,8 @@ impl Seen {
             self.nodes.len(),
             most / mean.max(1e-9),
             self.busy,
-            said / (self.micros.len() as f64).max(1.0),
-            (said + answers) / writes.max(1.0),
+            sent / (self.micros.len() as f64).max(1.0),
+            (sent + answers) / writes.max(1.0),
         );
     }
 }
@@ -225,8 +225,8 @@ async fn client(
     number: Arc<AtomicUsize>,
     end: Instant,
     wait: bool,
-) -> Result<Seen, Error> {
-    let mut seen = Seen::default();
+) -> Result<Measured, Error> {
+    let mut measured = Measured::default();
     let mode = if wait { "Wait" } else { "FailFast" };
     while Instant::now() < end {
         let name = format!("s{}", number.fetch_add(1, Ordering::Relaxed));
@@ -241,19 +241,19 @@ async fn client(
         let answer = match connection.ask(&open).await {
             Ok(answer) => answer,
             Err(Error::Refused { code: 503, .. }) => {
-                seen.busy += 1;
+                measured.busy += 1;
                 continue;
             }
             Err(error) => return Err(error),
         };
-        seen.micros.push(u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX));
+        measured.micros.push(u32::try_from(start.elapsed().as_micros()).unwrap_or(u32::MAX));
         if let Some(node) = node_of(answer) {
-            *seen.nodes.entry(node).or_default() += 1;
+            *measured.nodes.entry(node).or_default() += 1;
         }
         let close = template.request("DELETE", &format!("{SESSIONS}/{name}"), "");
         connection.ask(&close).await?;
     }
-    Ok(seen)
+    Ok(measured)
 }
 
 fn node_of(answer: &[u8]) -> Option<String> {

@@ -233,7 +233,7 @@ impl NodeFlags {
         let failed = || Error::io("cannot listen for signals");
         let mut terminate = signal(SignalKind::terminate()).map_err(failed())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(failed())?;
-        let mut told = async || {
+        let mut signal = async || {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
@@ -245,7 +245,7 @@ impl NodeFlags {
                 .map_err(|error| Error::usage(error.to_string()))?;
             let joined = tokio::select! {
                 joined = simulation.joined() => Some(joined),
-                () = told() => None,
+                () = signal() => None,
             };
             match joined {
                 Some(Err(error)) => {
@@ -254,11 +254,11 @@ impl NodeFlags {
                 }
                 Some(Ok(())) => {
                     anstream::eprintln!("{READY}: {nodes} simulated nodes {node}.0 …");
-                    told().await;
+                    signal().await;
                 }
                 None => {}
             }
-            anstream::eprintln!("ending …");
+            anstream::eprintln!("stopping …");
             simulation.shutdown().await;
             return Ok(0);
         }
@@ -268,18 +268,18 @@ impl NodeFlags {
             agent = Running::start(options, SystemClock::new()) => {
                 agent.map_err(|error| Error::negative(chain(&error)))?
             }
-            () = told() => return Ok(0),
+            () = signal() => return Ok(0),
         };
         let server = self.serve_metrics(&agent).await?;
         anstream::eprintln!("{READY}: node {node}");
-        told().await;
-        anstream::eprintln!("ending …");
+        signal().await;
+        anstream::eprintln!("stopping …");
         if let Some(server) = server {
             server.abort();
         }
         tokio::select! {
             () = agent.shutdown() => Ok(0),
-            () = told() => Err(Error::negative("stopped at once by a second signal; work in progress was interrupted")),
+            () = signal() => Err(Error::negative("stopped at once by a second signal; work in progress was interrupted")),
         }
     }
 

@@ -34,7 +34,7 @@ const LARGEST_OBJECT: usize = 64 << 20;
 
 No server may run on the store or the catalog meanwhile. The file is checked to its end before
 anything is written; a damaged one is refused (exit code 2), and so is a store or catalog that is
-not empty (1). A restore that broke off is told from a finished one: the server does not start, and
+not empty (1). An interrupted restore is recognised: the server does not start, and
 the next restore begins anew.")]
 pub(crate) struct Restore {
     /// The backup

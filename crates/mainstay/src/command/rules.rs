@@ -75,7 +75,7 @@ impl Rules {
         let local = Local::new(service);
         let done = cli::run(self.command, &local, access, self.output, &mut out).await;
         // Notify servers on the same catalog of new work.
-        catalog.ring().await;
+        catalog.notify_servers().await;
         told(done, &mut out)
     }
 }

@@ -1,4 +1,4 @@
-//! `mainstay serve`: run a server in the foreground until it is told to end.
+//! `mainstay serve`: run a server in the foreground until it receives a signal.
 //!
 //! A flag wins over its environment variable, that over the configuration file, and that over the
 //! default. The server and its engines are in `mainstay_server`; this is their command line.
@@ -29,14 +29,14 @@ use crate::{duration, paths};
 mod audit;
 mod file;
 
-/// Where a server listens when nobody says otherwise.
+/// The default address of a server.
 pub(crate) const DEFAULT_LISTEN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7443);
 
-/// What the server says on stderr once it answers requests; the address follows.
+/// The line on stderr once the server answers requests; the address follows.
 pub(crate) const READY: &str = "mainstay is ready at";
 
-/// How many files a server moves at once when nobody says otherwise.
+/// The default number of files that a server transfers at once.
 const MOVED_AT_ONCE: u32 = 4;
 
 /// The parts a server can be restricted to with `--only`.
@@ -101,7 +101,7 @@ pub(crate) struct Serve {
     /// The ports of the gateway: a range, or none for no gateway [default: 30000-32767]
     #[arg(long, value_name = "FIRST-LAST")]
     gateway_ports: Option<String>,
-    /// A node whose agent was not heard for so long is lost, and its sessions move [default: 20s]
+    /// A node without a heartbeat for so long is lost, and its sessions move [default: 20s]
     #[arg(long, value_name = "TIME", value_parser = duration::parse)]
     node_timeout: Option<Duration>,
     /// How many files this server moves at once; 0 leaves them to others [default: 4]
@@ -133,10 +133,10 @@ pub(crate) struct Serve {
     log: Log,
 }
 
-/// What the server says on stderr.
+/// The log on stderr.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Log {
-    /// What to log: error, warn, info, debug, trace, or a filter such as mainstay_server=debug
+    /// The level of the log: error, warn, info, debug, trace, or a filter such as mainstay_server=debug
     #[arg(long = "log", value_name = "FILTER", env = "MAINSTAY_LOG", default_value = "info")]
     filter: String,
 }
@@ -168,10 +168,10 @@ impl Serve {
         let engines = self.engines(&file)?;
         let options = self.options(file)?;
         let mut signals = Signals::new()?;
-        let service = signals.unless_told(start(options, engines)).await?;
+        let service = signals.unless_signalled(start(options, engines)).await?;
         let (url, kubeconfig) = (service.server().url(), service.server().kubeconfig().display());
         anstream::eprintln!("{READY} {url} (kubeconfig: {kubeconfig})");
-        until_told(service, signals).await
+        until_signalled(service, signals).await
     }
 
     /// The engines that run beside the API.
@@ -251,11 +251,11 @@ impl Serve {
         ];
         let audit = self.audit.files(file.audit_policy.as_deref(), &file.audit_sinks);
         private.extend(audit.into_iter().map(Some));
-        let said = FileBounds {
+        let bounds = FileBounds {
             storage_root: file.storage_root.clone(),
             storage_endpoint: file.storage_endpoint.clone(),
         };
-        self.keys.access(credentials, self.bounds.allowed(&said, &private)?)
+        self.keys.access(credentials, self.bounds.allowed(&bounds, &private)?)
     }
 
     fn options(&self, file: File) -> Result<Options, Error> {
@@ -306,7 +306,7 @@ pub(crate) async fn start(options: Options, engines: Engines) -> Result<Service,
     Ok(Service::start(options, engines).await?)
 }
 
-/// What `--store` means.
+/// Parses `--store`.
 pub(crate) fn location(store: &str) -> Result<Location, Error> {
     match store.parse() {
         Ok(Location::Unknown(url)) => Err(Error::usage(format!(
@@ -329,7 +329,7 @@ fn check_parts(only: Option<&[String]>) -> Result<(), Error> {
     Ok(())
 }
 
-/// What `--gateway-ports` means: a range, or none.
+/// Parses `--gateway-ports`: a range, or none.
 fn ports(text: Option<&str>) -> Result<Option<(u16, u16)>, Error> {
     let Some(text) = text else { return Ok(Some(Gateway::PORTS)) };
     if text == "none" {
@@ -370,7 +370,7 @@ impl Signals {
         })
     }
 
-    async fn told(&mut self) {
+    async fn received(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -378,27 +378,27 @@ impl Signals {
     }
 
     /// The outcome of starting, unless a signal arrives before.
-    pub(crate) async fn unless_told<T>(
+    pub(crate) async fn unless_signalled<T>(
         &mut self,
         starting: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         tokio::select! {
             started = starting => started,
-            () = self.told() => Err(Error::negative("ended by a signal before it was ready")),
+            () = self.received() => Err(Error::negative("stopped by a signal before it was ready")),
         }
     }
 }
 
 /// Serves until SIGINT or SIGTERM, then ends in order; a second signal ends at once.
-pub(crate) async fn until_told(service: Service, mut signals: Signals) -> Result<u8, Error> {
-    let mut ending = false;
-    let told = async || {
-        signals.told().await;
-        if !std::mem::replace(&mut ending, true) {
-            anstream::eprintln!("ending …");
+pub(crate) async fn until_signalled(service: Service, mut signals: Signals) -> Result<u8, Error> {
+    let mut stopping = false;
+    let stop = async || {
+        signals.received().await;
+        if !std::mem::replace(&mut stopping, true) {
+            anstream::eprintln!("stopping …");
         }
     };
-    service.run(told).await?;
+    service.run(stop).await?;
     Ok(0)
 }
 

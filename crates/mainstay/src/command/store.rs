@@ -224,7 +224,7 @@ fn catalog_file(given: Option<&Path>, data_dir: Option<&Path>) -> Option<PathBuf
     given.map(Path::to_owned).or_else(own)
 }
 
-/// Does what waits for a disk where that holds up nobody.
+/// Runs work that waits for a disk on a blocking thread.
 async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> mainstay_catalog::Result<T> + Send + 'static,
 ) -> Result<T, Error> {

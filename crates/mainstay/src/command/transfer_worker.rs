@@ -64,13 +64,13 @@ impl TransferWorker {
         let allowed = self.bounds.allowed(&FileBounds::default(), &private)?;
         let access = self.keys.access(None, allowed)?;
         let over = CancellationToken::new();
-        let (mut bell, mut remote_queue) = (None, None);
+        let (mut notifications, mut remote_queue) = (None, None);
         let queue: Arc<dyn Queue> = match &self.catalog {
             Some(address) => {
                 let catalog = open_catalog(address).await?;
                 // Servers on the same catalog are notified of failures, and notify of new work.
-                let (attended, until) = (catalog.clone(), over.clone());
-                bell = Some(tokio::spawn(async move { attended.attend(&until).await }));
+                let (listener, until) = (catalog.clone(), over.clone());
+                notifications = Some(tokio::spawn(async move { listener.exchange_notifications(&until).await }));
                 Arc::new(CatalogQueue {
                     catalog,
                     settings: Settings::default(),
@@ -104,8 +104,8 @@ impl TransferWorker {
         };
         worker.stop().await;
         over.cancel();
-        if let Some(bell) = bell
-            && let Err(error) = bell.await
+        if let Some(task) = notifications
+            && let Err(error) = task.await
         {
             tracing::error!(%error, "catalog listener panicked");
         }

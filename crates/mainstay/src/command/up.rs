@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::serve::{DEFAULT_LISTEN, Log, READY, Signals, all_engines, options, start, until_told};
+use super::serve::{DEFAULT_LISTEN, Log, READY, Signals, all_engines, options, start, until_signalled};
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client};
 use crate::credentials::{Bounds, FileBounds, Keys};
@@ -51,7 +51,7 @@ impl Up {
         let mut options = options(listen, data_dir)?;
         options.new_cluster = self.new_cluster;
         let mut signals = Signals::new()?;
-        let service = match signals.unless_told(start(options, engines)).await {
+        let service = match signals.unless_signalled(start(options, engines)).await {
             Ok(service) => service,
             Err(error) => {
                 if let Some(url) = already_up(&kubeconfig).await {
@@ -65,7 +65,7 @@ impl Up {
         let server = service.server();
         anstream::eprintln!("\x1b[1m{READY} {}\x1b[0m", server.url());
         output::print(&welcome(server.kubeconfig(), on_path("kubectl"), &own_name()))?;
-        let ended = until_told(service, signals).await;
+        let ended = until_signalled(service, signals).await;
         anstream::eprintln!(
             "Mainstay has stopped; `mainstay up` starts it again with all its data."
         );

@@ -1,5 +1,5 @@
-//! Who may do what, asked of the real program: every kind, verb, subresource and role beside the
-//! table in `docs/access.md`, and what somebody can do with the stolen credential of a node.
+//! The permissions of the real program: every kind, verb, subresource and role beside the
+//! table in `docs/access.md`, and the power of a stolen credential of a node.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -55,7 +55,7 @@ impl Caller {
         Self::with(server, token_access(Some(&authority), token(server, &[role])).unwrap())
     }
 
-    /// Whoever has the certificate of node n1, which its agent was given.
+    /// The bearer of the certificate of node n1.
     fn node(server: &TestServer) -> Self {
         let state = folder();
         let mut agent = agent(server, &token(server, &["node", "--node", "n1"]))
@@ -136,7 +136,7 @@ impl Served {
         }
     }
 
-    /// The method and path of a verb. Nothing is changed by it, whoever asks.
+    /// The method and path of a verb. It changes no object, for any user.
     fn request(&self, verb: &str) -> (&'static str, String) {
         let all = self.path("default");
         let part = if self.part.is_empty() { String::new() } else { format!("/{}", self.part) };
@@ -437,7 +437,7 @@ async fn a_stolen_node_credential_reaches_nothing_beyond_its_node() {
         let body = ["PUT", "PATCH"].contains(&method).then_some(&zone);
         assert_eq!(n1.call(method, &path, body).await.0, 403, "{method} {path}");
     }
-    // What is its own cannot be given away either, and a status carries nothing else along.
+    // Own objects cannot be moved to another node either, and a status write changes only the status.
     let devices = format!("{STORAGE}/blockdevices");
     let (_, mut device) = n1.get(&format!("{devices}/own")).await;
     device["spec"]["nodeName"] = json!("n2");

@@ -89,7 +89,7 @@ fn a_conflict_names_the_field_and_its_holder_and_can_be_forced() {
     assert_eq!(said, "configmap/c configured\n");
     assert_eq!(bench.get()["data"], json!({"a": "1", "b": "3"}));
     assert_eq!(bench.apply("{a: '1', b: '3'}", &[]), "configmap/c unchanged\n", "it is ours now");
-    // What agrees is no conflict, whoever says it, and both hold it then.
+    // Equal values do not conflict: both managers own them then.
     let said = bench.apply("{a: '1'}", &["--field-manager", "another"]);
     assert_eq!(said, "configmap/c configured\n");
     assert_eq!(bench.apply("{b: '3'}", &[]), "configmap/c configured\n");

@@ -75,8 +75,8 @@ fn applied(kind: &Kind, live: Option<&Object>, config: &Value) -> Object {
     object
 }
 
-/// Every configuration with one part left out, and the name of that part. What tells items apart
-/// stays.
+/// Every configuration with one part left out, and the name of that part. The keys of items
+/// stay.
 fn smaller(node: Option<&Node>, value: &Value, keys: &[String]) -> Vec<(Value, String)> {
     let mut found = Vec::new();
     match (node.map(|node| &node.shape), value) {

@@ -67,7 +67,7 @@ fn fill(server: &TestServer) {
     }
 }
 
-/// What people see of objects, without versions.
+/// The objects as users see them, without versions.
 fn objects(server: &TestServer) -> Vec<Value> {
     let mut all = Vec::new();
     for kind in ["replicatedvolumes", "lvmvolumegroups", "applications", "namespaces"] {
@@ -86,7 +86,7 @@ fn objects(server: &TestServer) -> Vec<Value> {
     all
 }
 
-/// What people see of the catalog.
+/// The catalog as users see it.
 fn catalog(server: &TestServer) -> Vec<String> {
     let lists = [
         "rse list -o json",
@@ -105,7 +105,7 @@ fn is_sound(server: &TestServer) {
     must(server, "check");
 }
 
-/// Writes objects and datasets until it is told to stop.
+/// Writes objects and datasets until it is stopped.
 fn write_on(server: &TestServer, over: &AtomicBool) {
     for n in 0.. {
         if over.load(Ordering::Relaxed) {
@@ -151,7 +151,7 @@ fn a_whole_system_is_backed_up_while_it_is_written_to_and_restored_elsewhere() {
     assert!(server.terminate().success());
 }
 
-/// What the users of a server log in with, and how they know it.
+/// The credentials of the users of a server, and its certificate authority.
 struct Logins {
     authority: String,
     token: String,

@@ -279,7 +279,7 @@ fn writes_acknowledged_while_postgresql_crashes_are_all_there_afterwards() {
                     let name = format!("w{writer}x{at}");
                     match add_account(server, &name) {
                         (201, _) => acknowledged.lock().push(name),
-                        // The outcome is unknown, and the answer says so.
+                        // The outcome is unknown: the answer is a 503 with this message.
                         (503, _) => {}
                         (status, said) => {
                             stop.store(true, Ordering::Relaxed);

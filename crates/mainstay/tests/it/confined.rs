@@ -202,7 +202,7 @@ fn ten_thousand_wrong_logins_cost_little_memory_and_administrators_go_on() {
     );
     assert_eq!(judged + later, 10_000);
     assert!(grown <= GROWTH, "{grown} KiB");
-    // Whoever knows the password is let in meanwhile.
+    // Logins with the right password succeed meanwhile.
     let login = std::fs::read_to_string(data.path().join("rucio.cfg")).unwrap();
     let value = |key: &str| {
         let mut lines = login.lines().filter_map(|line| line.split_once('='));

@@ -14,7 +14,7 @@ use crate::process::{TestServer, folder};
 const ROUNDS: usize = 24;
 const WRITERS: usize = 8;
 
-/// What one writer knows of one object of its own.
+/// The state of one object as its only writer knows it.
 #[derive(Debug, Clone, PartialEq)]
 enum Known {
     /// Acknowledged to hold this count.
@@ -104,7 +104,7 @@ async fn write(
     ledger
 }
 
-/// Compares what a writer was told with what is there, and settles its doubts.
+/// Compares the answers that a writer got with the stored objects, and settles unknown outcomes.
 fn settle(ledger: &mut Ledger, there: &BTreeMap<String, u64>) {
     for (name, known) in &mut ledger.objects {
         let found = there.get(name).copied();

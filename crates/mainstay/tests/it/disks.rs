@@ -91,7 +91,7 @@ impl Agent {
         // It may have ended by itself already.
         drop(self.child.kill());
         drop(self.child.wait());
-        // Children that outlive it keep its voice: nobody waits for them to fall silent.
+        // Children that outlive it hold its output open: do not wait for its end.
         drop(self.listening.take());
     }
 }
@@ -174,7 +174,7 @@ impl Site {
             text = text.replace(device, &format!("@{n}"));
         }
         text = text.replace(&self.yard.root.display().to_string(), "YARD");
-        // What differs from kernel to kernel and from one mkfs to the next.
+        // Values that differ between kernels and between runs of mkfs.
         text = text.replace("SSD", "HDD");
         if let Some((before, after)) = text.split_once("registered with ") {
             let rest = after.split_once(' ').map_or("", |(_, rest)| rest);

@@ -76,7 +76,7 @@ fn a_node_writes_its_own_objects_and_no_others() {
     };
     let theirs = manifest("theirs.json", bare("n2", "theirs"));
     site.run(&format!("mainstay apply -f {theirs}"));
-    // Who has the node's certificate is the node.
+    // The bearer of the node's certificate acts as the node.
     let identity = std::fs::read(site.yard.path("state-n1/identity.json")).unwrap();
     let identity: Value = serde_json::from_slice(&identity).unwrap();
     for (part, file) in [("certificate", "node.crt"), ("key", "node.key")] {
@@ -152,7 +152,7 @@ fn operations_that_end_while_the_server_is_down_are_reported_later() {
     site.phase(0, "Provisioned");
     assert_eq!(valve.runs(), 1, "one mkfs");
     assert_eq!(site.yard.mount_table().len(), 1, "one mount");
-    // What the server had in memory only is said again.
+    // Objects that the server had only in memory are reported again.
     site.run("mainstay wait node/n1 --for=condition=Ready --timeout=60s");
     agent.terminate();
 }
@@ -215,7 +215,7 @@ fn a_certificate_is_renewed_before_it_ends() {
     until("there is another certificate", || certificate() != first);
     let second = certificate();
     until("and a third", || certificate() != second);
-    // Long after the first one has ended, the agent still does what it is told.
+    // Long after the first one has ended, the agent still carries out requests.
     site.run("mainstay disks provision @0 --format --wait");
     site.run("mainstay wait node/n1 --for=condition=Ready --timeout=60s");
 }

@@ -235,7 +235,7 @@ async fn one_of_many_contenders_leads_at_a_time() {
     };
     let all = ["ada", "bob", "cid", "dan"];
     let first = contend(at(0), &all).await;
-    assert_eq!(first.len(), 1, "exactly one takes a lease that nobody holds: {first:?}");
+    assert_eq!(first.len(), 1, "exactly one takes a free lease: {first:?}");
     assert_eq!(contend(at(10), &all).await, first, "who holds it keeps it");
     let others: Vec<_> = all.into_iter().filter(|name| *name != first[0]).collect();
     assert_eq!(contend(at(20), &others).await, Vec::<&str>::new(), "it was renewed meanwhile");

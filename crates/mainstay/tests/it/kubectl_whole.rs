@@ -1,5 +1,5 @@
 //! The rest of the dialect with the stock kubectl: server-side apply, cascades, reviews, and the
-//! commands that read, change and write back. Nothing here depends on the client's version; where
+//! commands that read, change and write back. The tests do not depend on the client's version; where
 //! a version cannot do something at all, its number is asked first.
 
 use std::io::Write;
@@ -68,14 +68,14 @@ impl Desk {
     }
 }
 
-/// What a command said that exited with 0.
+/// The output of a command that must exit with 0.
 #[track_caller]
 fn ok(text: &str) -> &str {
     assert!(!text.contains("[exit code"), "{text}");
     text
 }
 
-/// What a command said that exited with `code`.
+/// The output of a command that must exit with `code`.
 #[track_caller]
 fn failed(text: &str, code: i32, named: &[&str]) {
     assert!(text.ends_with(&format!("[exit code {code}]\n")), "{text}");
@@ -129,7 +129,7 @@ fn dependents_go_after_with_or_never() {
         match cascade {
             "orphan" => {
                 let owners = desk.run("get cm child -o jsonpath={.metadata.ownerReferences}");
-                assert_eq!(owners, "", "it belongs to nobody now");
+                assert_eq!(owners, "", "it has no owner now");
                 ok(&desk.run("get cm grandchild"));
                 ok(&desk.run("delete cm child grandchild --ignore-not-found"));
             }
@@ -272,7 +272,7 @@ fn our_own_kinds_are_like_custom_resources() {
     assert!(labels.contains("front") && labels.contains("\"a\":\"b\""), "{labels}");
     let groups = desk.run(&format!("get {kind} p -o jsonpath={{.spec.lvmVolumeGroups[*].name}}"));
     assert_eq!(groups, "vg-a vg-b");
-    // What they have not is refused in words.
+    // Missing subresources are refused with a message.
     failed(&desk.run(&format!("scale {kind}/p --replicas=2")), 1, &["could not find"]);
     failed(&desk.run("scale cm/c --replicas=2"), 1, &["rror"]);
     failed(&desk.run(&format!("rollout status {kind}/p")), 1, &["rror"]);

@@ -1,6 +1,6 @@
 //! Black-box tests of the real program, with real clients.
 //!
-//! Each test starts a server of its own, on a free port, in a temporary folder. What a person
+//! Each test starts a server of its own, on a free port, in a temporary folder. Output that a person
 //! should look at is kept in `tests/golden/`; `MAINSTAY_GOLDEN=rewrite` writes those files anew.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails where it stands")]

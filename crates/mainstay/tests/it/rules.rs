@@ -53,7 +53,7 @@ fn the_walk_through_works_when_it_is_copied() {
     for part in ["QUEUED", "4 ok, 0 replicating, 0 stuck: OK", "SITE-B"] {
         assert!(said.contains(part), "{part} is not in\n{said}\n{talk}");
     }
-    // What the server knows the local way knows too.
+    // Commands on the catalog itself see the same data as those through the server.
     let catalog = server.kubeconfig().with_file_name("catalog.db");
     drop(server.mainstay(&["rules", "did", "show", "user.alice:ds1"]));
     let local = Command::new(MAINSTAY)
@@ -138,7 +138,7 @@ fn a_server_whose_database_does_not_answer_ends_all_the_same() {
     let server = TestServer::start_in(disk.path(), &["--only", "rules", "--catalog", &url]);
     let server = Mutex::new(Some(server));
     let catalog = Catalog::open_blocking(&url).unwrap();
-    // Who holds this keeps the server from leaving the list of those that live.
+    // This lock keeps the server from removing itself from the list of live servers.
     let held = catalog.write_blocking(|tx| -> mainstay_catalog::Result<_> {
         tx.execute("LOCK TABLE judges IN ACCESS EXCLUSIVE MODE", &[])?;
         Ok(server.lock().unwrap().take().map(TestServer::terminate))

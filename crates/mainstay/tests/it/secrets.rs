@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use crate::process::{MAINSTAY, TestServer, cannot_test, folder, text_of};
 use crate::sessions::{TestAgent, apply, get, until};
 
-/// What must not be seen, plain or in base64.
+/// Texts that must not appear, plain or in base64.
 const HUSH: &str = "hush-hush-97311";
 const HUSH_BASE64: &str = "aHVzaC1odXNoLTk3MzEx";
 
@@ -19,7 +19,7 @@ fn token(server: &TestServer, role: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// What a command says to somebody with this token.
+/// The output of a command with this token.
 fn as_user(server: &TestServer, token: &str, arguments: &[&str]) -> String {
     text_of(&server.mainstay(&[arguments, &["--token", token]].concat()))
 }
@@ -235,7 +235,7 @@ fn files_are_closed_to_others_whatever_the_umask() {
     files(&data, &mut all);
     files(&state, &mut all);
     for place in all {
-        // What comes and goes is looked at when it stays.
+        // Temporary files are skipped; only files that remain are searched.
         let Ok(found) = std::fs::symlink_metadata(&place) else { continue };
         let mode = found.permissions().mode() & 0o777;
         let open = match found.is_dir() {

@@ -14,7 +14,7 @@ use crate::process::{MAINSTAY, TestServer, cannot_test, folder, signal, text_of}
 
 const PORTS: &str = "--gateway-ports";
 
-/// A range of ports that no other test of this run uses, and that nobody seems to listen on.
+/// A range of ports that no other test of this run uses, and that no process listens on.
 fn ports(start: u16) -> String {
     format!("{start}-{}", start + 63)
 }
@@ -180,7 +180,7 @@ fn a_session_is_opened_seen_and_closed() {
     let second = server.mainstay(&["sessions", "open", "game", "--name", "s2"]);
     assert_eq!(String::from_utf8_lossy(&second.stdout), "127.0.0.1:31001\n");
 
-    until("the application's status says so", || {
+    until("the application's status is current", || {
         (get(&server, "app/game")?["status"]["allocatedInstances"] == 2).then_some(())
     });
     let mut transcript = String::new();
@@ -196,7 +196,7 @@ fn a_session_is_opened_seen_and_closed() {
             golden::compare("sessions.txt", &nameless(&transcript));
         }
     }
-    // What is over can be read a little longer, though lists no longer show it.
+    // A closed session can be read a little longer, though lists no longer show it.
     let last = get(&server, "ses/s1").expect("still to be read");
     assert_eq!(last["status"]["sessionStatus"], "Closed", "{last:#}");
     let listed = server.mainstay(&["get", "ses", "-o", "name"]);
@@ -326,7 +326,7 @@ fn real_processes_outlive_the_agent_and_the_server() {
     let said = server.mainstay(&["logs", &instance]);
     assert!(text_of(&said).starts_with("up on "), "{}", text_of(&said));
 
-    // The agent dies: nobody notices, not even the connection.
+    // The agent dies without closing its connection.
     agent.kill();
     assert_eq!(say(&mut stream, "still there\n"), "still there\n");
     let agent = TestAgent::real(&server, "n1", state.path());

@@ -114,14 +114,14 @@ fn killed_in_the_middle(catalog: &[&str], disk: &Path, way: &str, to: &Path) {
     let mut lengths: Vec<u64> = found(to).into_iter().map(|(_, length)| length).collect();
     lengths.sort_unstable();
     assert_eq!(lengths, [12 << 20; 4], "{:?}", found(to));
-    // What comes back is what went in, and what was purged is gone from the disk.
+    // Downloads equal uploads, and purged files are gone from the disk.
     let into = disk.join("in");
     must(
         &server,
         &format!("download s:d --into {} -e SITE-B --credentials {keys}", into.display()),
     );
     assert_eq!(std::fs::read(into.join("s/f2")).unwrap(), b"f2".repeat(6 << 20));
-    // What is put there by hand is there, once; done again it is found, another is refused.
+    // An upload registers one replica; the same file again is found, another content is refused.
     let letter = disk.join("letter");
     std::fs::write(&letter, "dear reader").unwrap();
     let upload = format!("upload SITE-B --scope s {} --credentials {keys}", letter.display());
@@ -186,7 +186,7 @@ fn killed_worker_leaves_no_orphans_on_webdav() {
     });
 }
 
-/// Much to read and nothing to keep: whoever copies it is told to end long before he has it all.
+/// A large sparse file: a worker that copies it is stopped long before it is done.
 fn endless(place: &Path) {
     std::fs::File::create(place).unwrap().set_len(1 << 34).unwrap();
 }

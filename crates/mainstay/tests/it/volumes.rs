@@ -172,7 +172,7 @@ fn the_extender_requires_permission_to_reserve() {
     let narrow = format!("create --raw /v1/lvg/narrow-reservation -f {}", body.display());
     assert_eq!(session.quiet("kubectl", &narrow).trim(), "{}");
 
-    // What others reserved counts, and is shown: in the explanation, and in what is left.
+    // Reservations of others count, and are shown: in the explanation and in the free space.
     let held = session.quiet("kubectl", "get --raw /v1/lvg/reservations");
     let held: Value = serde_json::from_str(&held).unwrap();
     assert_eq!(held["reservations"][0]["lvg"]["name"], "vg-a");

@@ -14,7 +14,7 @@ use mainstay_transfers::allowed::Allowed;
 use mainstay_transfers::copy::{self, Adding};
 use mainstay_transfers::credential::Credentials;
 use mainstay_transfers::protocol::Protocol;
-use mainstay_transfers::store::{Access, Opened, Speaks};
+use mainstay_transfers::store::{Access, Opened, SupportedProtocols};
 use mainstay_transfers::{Job, Outcome};
 use serde_json::{Value, json};
 
@@ -127,12 +127,12 @@ impl Disks {
     }
 
     pub(crate) fn take(&self, worker: &str, most: usize) -> Vec<Job> {
-        self.take_by(worker, most, Speaks::Ours)
+        self.take_by(worker, most, SupportedProtocols::Ours)
     }
 
-    pub(crate) fn take_by(&self, worker: &str, most: usize, speaks: Speaks) -> Vec<Job> {
+    pub(crate) fn take_by(&self, worker: &str, most: usize, supported: SupportedProtocols) -> Vec<Job> {
         let (now, settings) = (self.world.now(), &self.world.settings);
-        let wanted = queue::Wanted { worker: worker.to_owned(), most, lease: LEASE, speaks };
+        let wanted = queue::Wanted { worker: worker.to_owned(), most, lease: LEASE, supported };
         self.world.write(|tx| queue::take(tx, &wanted, settings, now))
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mainstay_catalog::dump::{Dump, Held};
+use mainstay_catalog::dump::{Dump, PendingDump};
 use mainstay_catalog::load::{Lines, Loader, State, state};
 use mainstay_catalog::{Catalog, Daemon, Error};
 use mainstay_rules::api::Grouping;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::world::{START, World, postgres};
 
-fn hold(catalog: &Catalog) -> Held {
+fn hold(catalog: &Catalog) -> PendingDump {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(catalog.hold_for_dump()).unwrap()
 }

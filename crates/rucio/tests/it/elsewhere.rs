@@ -129,7 +129,7 @@ fn remote_files_are_accepted_only_if_they_match_the_catalog() {
         other[1_500_000] ^= 1;
         for rse in ["BUCKET", "DAV"] {
             for (what, found, why) in [
-                ("cut", Some(&right[..1000]), "1000 bytes instead of 2097152"),
+                ("cut", Some(&right[..1000]), "size is 1000 bytes, expected 2097152"),
                 ("false", Some(&other[..]), "adler32"),
                 ("gone", None, "is not there"),
             ] {
@@ -286,7 +286,7 @@ fn a_worker_keeps_an_object_that_another_worker_has_reported() {
                 disks.reap();
                 drop(bring(&job));
                 assert!(disks.place(to, "f").exists(), "{to}");
-                disks.tell("slow", &job, Some("it was given up".to_owned()));
+                disks.tell("slow", &job, Some("the copy was cancelled".to_owned()));
                 disks.reap();
                 disks.check();
             }
@@ -335,7 +335,7 @@ fn a_full_destination_is_retried_and_keeps_no_partial_files() {
             let (settings, now) = (&world.settings, world.now());
             let waiting = world.write(|tx| queue::show(tx, 10, settings, now)).1;
             let why = waiting[0].why.clone().unwrap();
-            assert!(why.contains(&format!("at the destination {to}")), "{why}");
+            assert!(why.contains(&format!("destination {to}: ")), "{why}");
             disks.check();
             // With more space the next attempt succeeds.
             small.grow(64 << 20);

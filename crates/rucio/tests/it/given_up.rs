@@ -17,7 +17,7 @@ use mainstay_rules::rse::{self, RseSettings};
 use mainstay_rules::rule::{Settings, update};
 use mainstay_rules::{Class, explain, queue, replica};
 use mainstay_transfers::worker::{Queue, Worker};
-use mainstay_transfers::{Held, Job, Outcome};
+use mainstay_transfers::{JobProgress, Job, Outcome};
 use serde_json::json;
 
 use crate::disks::Disks;
@@ -136,7 +136,7 @@ fn the_reaper_stops_waiting_only_when_the_worker_itself_reports() {
     for disks in Disks::each() {
         let world = &disks.world;
         disks.file("f", "A", b"content", Some(b"content"));
-        for error in [None, Some("it was given up".to_owned())] {
+        for error in [None, Some("the copy was cancelled".to_owned())] {
             let rule = world.rule("f", 1, "B", Grouping::None);
             let job = disks.take("w", 1).remove(0);
             world.delete(&rule);
@@ -391,7 +391,7 @@ impl Queue for Slow {
         async move { Ok(jobs) }.boxed()
     }
 
-    fn renew(&self, _: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+    fn renew(&self, _: Vec<JobProgress>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
         async { Ok(Vec::new()) }.boxed()
     }
 

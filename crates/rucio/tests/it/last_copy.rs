@@ -47,7 +47,7 @@ fn a_marked_copy_that_is_damaged_is_reported() {
         let world = &disks.world;
         for (name, found, said) in [
             ("gone", None, "there is no replica to copy from"),
-            ("damaged", Some(&b"CONTENT"[..]), "at the source A the adler32 checksum is"),
+            ("damaged", Some(&b"CONTENT"[..]), "source A: adler32 checksum is"),
         ] {
             disks.file(name, "A", b"content", found);
             mark_only(&disks, "A");
@@ -104,7 +104,7 @@ fn a_damaged_copy_protects_the_others_and_is_replaced_by_a_good_one() {
             assert_eq!(suspects(world), 1, "{case}");
             let rule = world.get(&locked);
             let why = world.write(|tx| explain::explain(tx, &rule, None, 1));
-            assert!(why.copies[0].why.contains("under suspicion (at the source A"), "{case}");
+            assert!(why.copies[0].why.contains("under suspicion (source A: "), "{case}");
             disks.reap();
             assert!(disks.place("B", name).exists(), "{case}");
             assert_eq!(disks.work("w"), 1, "{case}");

@@ -7,8 +7,8 @@ use mainstay_rules::api::{Grouping, NewFile, NewRule};
 use mainstay_rules::rse::{self, RseSettings};
 use mainstay_rules::{Class, explain, protocol, queue, replica};
 use mainstay_transfers::protocol::Protocol;
-use mainstay_transfers::store::Speaks;
-use mainstay_transfers::{Held, Job, Outcome};
+use mainstay_transfers::store::SupportedProtocols;
+use mainstay_transfers::{JobProgress, Job, Outcome};
 use serde_json::json;
 
 use crate::disks::{Disks, LEASE};
@@ -58,14 +58,14 @@ fn bad_sources_are_replaced_and_then_the_rule_explains_why_it_is_stuck() {
                 disks.finish();
                 let (settings, now) = (&world.settings, world.now());
                 for one in world.write(|tx| queue::show(tx, 10, settings, now)).1 {
-                    assert!(one.why.unwrap().contains("at the source A"), "{name}");
+                    assert!(one.why.unwrap().contains("source A: "), "{name}");
                 }
                 world.advance(3600);
             }
             let (state, error) = (world.state(&rule), world.get(&rule).error.unwrap_or_default());
             let (meant, why) = match name {
                 "good" => ("OK 1/0/0", ""),
-                "cut" => ("STUCK 0/0/1", "3 bytes instead of 7"),
+                "cut" => ("STUCK 0/0/1", "size is 3 bytes, expected 7"),
                 "false" => ("STUCK 0/0/1", "adler32"),
                 _ => ("STUCK 0/0/1", "is not there"),
             };
@@ -148,7 +148,7 @@ fn a_transfer_without_locks_is_cancelled_and_leaves_no_file() {
         );
         let jobs = disks.take("w", 10);
         assert_eq!(jobs[0].attempt, 2);
-        let held = Held { request: jobs[0].request, attempt: jobs[0].attempt, moved: 3 };
+        let held = JobProgress { request: jobs[0].request, attempt: jobs[0].attempt, moved: 3 };
         let now = world.now();
         assert_eq!(world.write(|tx| queue::renew(tx, "w", &[held], LEASE, now)), Vec::<i64>::new());
         world.delete(&rule);
@@ -430,7 +430,7 @@ fn a_transfer_that_cannot_start_shows_the_reason() {
         let (settings, now) = (&world.settings, world.now());
         let (_, waiting) = world.write(|tx| queue::show(tx, 10, settings, now));
         let why = waiting[0].why.clone().unwrap();
-        assert!(why.contains("Nobody said where") && why.contains("FREE"), "{why}");
+        assert!(why.contains("on FREE is not known: the RSE is not deterministic"), "{why}");
         // A missing destination folder fails and is not created.
         world.change("UPDATE replicas SET path = 'there' WHERE path IS NULL AND state = 'A'");
         std::fs::write(disks.folder("FREE").join("there"), b"x").unwrap();
@@ -462,7 +462,7 @@ fn a_transfer_tool_takes_only_requests_it_can_reach() {
         assert_eq!(disks.take("ours", 10), Vec::new());
         let by = |schemes: &[&str]| {
             let schemes = schemes.iter().map(|&scheme| scheme.to_owned()).collect();
-            disks.take_by("tool", 10, Speaks::Schemes(schemes))
+            disks.take_by("tool", 10, SupportedProtocols::Schemes(schemes))
         };
         assert_eq!(by(&["gsiftp"]), Vec::new());
         let jobs = by(&["root"]);

@@ -181,10 +181,10 @@ fn missing_truncated_wrong_and_orphaned_files_are_found() {
         let (all, _) = found_while(&disks, &closely, |_| {});
         for (path, sentence) in [
             (hashed("gone"), "s:gone on A: "),
-            (hashed("cut"), "s:cut on A: there are 3 bytes instead of 7"),
-            (hashed("false"), "s:false on A: the adler32 checksum is "),
+            (hashed("cut"), "s:cut on A: size is 3 bytes, expected 7"),
+            (hashed("false"), "s:false on A: adler32 checksum is "),
             (hashed("folder"), " is not a file"),
-            ("lost".to_owned(), "lost on A: no replica stands for it (3 bytes, changed "),
+            ("lost".to_owned(), "lost on A: no replica has this path (3 bytes, changed "),
         ] {
             let one = all.iter().find(|one| one.rse == "A" && one.path.as_ref() == Some(&path));
             let what = &one.unwrap().what;
@@ -259,7 +259,7 @@ fn a_missing_folder_is_one_finding_and_its_files_are_not_reported() {
         let unread = found.iter().find(|one| one.rse == "A").unwrap();
         assert!(unread.what.contains("is not there: make it, or mount"), "{}", unread.what);
         let meant = ["SILENT", "STRANGE"]
-            .map(|rse| format!("{rse} is not looked at: it has no protocol that is spoken here"));
+            .map(|rse| format!("{rse} is skipped: no worker supports its protocols"));
         assert_eq!(notes, meant);
         // The same holds if the folder disappears during the check.
         std::fs::rename(disks.folder("A").with_file_name("away"), disks.folder("A")).unwrap();

@@ -64,7 +64,7 @@ fn text_and_json_output_have_a_line_per_finding_and_a_summary() {
         let (code, told) = table("check --storage").unwrap();
         assert_eq!((code, told.lines().count()), (1, 1), "{told}");
         assert!(
-            told.starts_with("ORPHAN lost on B: no replica stands for it (3 bytes, "),
+            told.starts_with("ORPHAN lost on B: no replica has this path (3 bytes, "),
             "{told}"
         );
         assert_eq!(table("check --storage --rse A").unwrap(), (0, String::new()));

@@ -81,7 +81,7 @@ impl Expected {
 
 /// The observation at the path of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum Observation {
     /// A file of this length.
     Length(u64),
     /// A file with these checksums.
@@ -94,19 +94,17 @@ pub enum Seen {
 
 /// The difference between a replica and its file, if any.
 #[must_use]
-pub fn replica(expected: &Expected, seen: &Seen) -> Option<(Kind, String)> {
+pub fn replica(expected: &Expected, seen: &Observation) -> Option<(Kind, String)> {
     match seen {
-        Seen::Nothing(why) => Some((Kind::Missing, why.clone())),
-        Seen::Unread(why) => Some((Kind::Unread, why.clone())),
-        Seen::Length(bytes) if i64::try_from(*bytes) == Ok(expected.bytes) => None,
-        Seen::Length(bytes) => {
-            Some((Kind::Differs, format!("there are {bytes} bytes instead of {}", expected.bytes)))
+        Observation::Nothing(why) => Some((Kind::Missing, why.clone())),
+        Observation::Unread(why) => Some((Kind::Unread, why.clone())),
+        Observation::Length(bytes) if i64::try_from(*bytes) == Ok(expected.bytes) => None,
+        Observation::Length(bytes) => {
+            Some((Kind::Differs, format!("size is {bytes} bytes, expected {}", expected.bytes)))
         }
-        Seen::Whole(sums) => {
+        Observation::Whole(sums) => {
             let (adler32, md5) = (expected.adler32.as_deref(), expected.md5.as_deref());
             let why = copy::differs(sums, expected.bytes, adler32, md5)?;
-            // The text about lengths begins with "are".
-            let why = if why.starts_with("are ") { format!("there {why}") } else { why };
             Some((Kind::Differs, why))
         }
     }
@@ -192,7 +190,7 @@ pub fn orphan(
     }
     let age = now.saturating_sub(found.changed);
     let Some(draft) = draft(&found.path, drafts) else {
-        return (age >= patience.file).then_some("no replica stands for it");
+        return (age >= patience.file).then_some("no replica has this path");
     };
     let standing = draft.owner.as_ref().and_then(|owner| known.standing.get(owner));
     let wanted = match draft.of {
@@ -295,19 +293,19 @@ mod tests {
     #[test]
     fn missing_files_and_wrong_sizes_or_checksums_are_reported() {
         let sums = |bytes: u64, adler32: &str| {
-            Seen::Whole(Sums { bytes, adler32: adler32.to_owned(), md5: None })
+            Observation::Whole(Sums { bytes, adler32: adler32.to_owned(), md5: None })
         };
         for (seen, meant) in [
-            (Seen::Length(1), None),
-            (Seen::Length(0), Some("DIFFERS there are 0 bytes instead of 1")),
+            (Observation::Length(1), None),
+            (Observation::Length(0), Some("DIFFERS size is 0 bytes, expected 1")),
             (sums(1, "00620062"), None),
             (
                 sums(1, "00000001"),
-                Some("DIFFERS the adler32 checksum is 00000001 instead of 00620062"),
+                Some("DIFFERS adler32 checksum is 00000001, expected 00620062"),
             ),
-            (sums(2, "00620062"), Some("DIFFERS there are 2 bytes instead of 1")),
-            (Seen::Nothing("gone".to_owned()), Some("MISSING gone")),
-            (Seen::Unread("a disk".to_owned()), Some("UNREAD a disk")),
+            (sums(2, "00620062"), Some("DIFFERS size is 2 bytes, expected 1")),
+            (Observation::Nothing("gone".to_owned()), Some("MISSING gone")),
+            (Observation::Unread("a disk".to_owned()), Some("UNREAD a disk")),
         ] {
             let found = replica(&expected(1), &seen);
             let told = found.map(|(kind, why)| format!("{} {why}", kind.name()));

@@ -66,7 +66,7 @@ impl Cli<'_> {
             return Err(Error::Answer("it ended early: the comparison is incomplete".to_owned()));
         }
         let count = |key: &str| looked.at[key].as_u64().unwrap_or(0);
-        eprintln!("{} replicas and {} files were looked at", count("replicas"), count("files"));
+        eprintln!("{} replicas and {} files were checked", count("replicas"), count("files"));
         Ok(looked)
     }
 

@@ -130,7 +130,7 @@ pub struct Check {
     #[arg(long)]
     pub(super) repair: bool,
     /// Compare the storage of RSEs with the catalog too, both ways: what is missing, what differs,
-    /// and what no replica stands for.
+    /// and files without a replica.
     #[arg(long)]
     pub(super) storage: bool,
     /// Only the storage of RSEs of this expression.

@@ -60,7 +60,7 @@ impl Known {
     fn compare(&self, name: &Did, sums: &Sums) -> Result<(), Error> {
         let (adler32, md5) = (self.adler32.as_deref(), self.md5.as_deref());
         if let Some(why) = differs(sums, self.bytes, adler32, md5) {
-            let text = format!("{name} is registered with another content: here {why}");
+            let text = format!("{name} is registered with another content: the local {why}");
             return Err(Error::Failed(text));
         }
         if self.state.is_some() && adler32.is_none() && md5.is_none() {

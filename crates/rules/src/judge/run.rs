@@ -77,8 +77,8 @@ impl Judge {
         if catalog.backend() == "postgres" {
             tasks.spawn(live(catalog.clone(), around, share, stop.clone()));
         }
-        let (bell, until) = (catalog.clone(), stop.clone());
-        tasks.spawn(async move { bell.attend(&until).await });
+        let (listener, until) = (catalog.clone(), stop.clone());
+        tasks.spawn(async move { listener.exchange_notifications(&until).await });
         tasks.close();
         Self { catalog, tasks, stop }
     }

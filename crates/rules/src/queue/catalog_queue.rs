@@ -6,9 +6,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use mainstay_catalog::Catalog;
-use mainstay_transfers::store::Speaks;
+use mainstay_transfers::store::SupportedProtocols;
 use mainstay_transfers::worker::Queue;
-use mainstay_transfers::{Held, Job, Outcome};
+use mainstay_transfers::{JobProgress, Job, Outcome};
 
 use crate::api::Micros;
 use crate::judge::Surroundings;
@@ -39,8 +39,8 @@ impl CatalogQueue {
 impl Queue for CatalogQueue {
     fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
         async move {
-            let (worker, lease, speaks) = (self.worker.clone(), self.micros(), Speaks::Ours);
-            let wanted = queue::Wanted { worker, most, lease, speaks };
+            let (worker, lease, supported) = (self.worker.clone(), self.micros(), SupportedProtocols::Ours);
+            let wanted = queue::Wanted { worker, most, lease, supported };
             let (settings, now) = (self.settings.clone(), self.around.now());
             let taken =
                 self.catalog.write(move |tx| queue::take(tx, &wanted, &settings, now)).await;
@@ -49,7 +49,7 @@ impl Queue for CatalogQueue {
         .boxed()
     }
 
-    fn renew(&self, held: Vec<Held>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
+    fn renew(&self, held: Vec<JobProgress>) -> BoxFuture<'_, Result<Vec<i64>, String>> {
         async move {
             let (worker, now, lease) = (self.worker.clone(), self.around.now(), self.micros());
             let lost =

@@ -1,7 +1,7 @@
 //! Lists running and waiting transfers for people, with the reason for each wait.
 
 use mainstay_catalog::{Tx, values};
-use mainstay_transfers::store::Speaks;
+use mainstay_transfers::store::SupportedProtocols;
 
 use super::waiting::{self, Waiting};
 use super::{Verdict, World, running};
@@ -62,7 +62,7 @@ pub fn show(
     let ended = waiting::ended(tx, most)?;
     let queued = waiting::first(tx, most.saturating_sub(ended.len() as i64))?;
     let (load, _) = running(tx)?;
-    let mut world = World::read(tx, &rses, &Speaks::Ours, load, settings)?;
+    let mut world = World::read(tx, &rses, &SupportedProtocols::Ours, load, settings)?;
     world.read_replicas(tx, queued.iter().map(|one| one.file).collect())?;
     let waits = |one: &Waiting, source: Option<String>, why: String| Shown {
         did: one.did.clone(),
@@ -95,7 +95,7 @@ pub fn show(
             Verdict::NoSources => (None, "there is no replica to copy from".to_owned()),
             Verdict::Wait(why) | Verdict::Full(why) => (None, why),
             Verdict::Marked => {
-                (None, "its only copy was marked for removal, and is looked at first".to_owned())
+                (None, "its only copy was marked for removal; that copy is checked first".to_owned())
             }
         };
         waits(one, source, why)

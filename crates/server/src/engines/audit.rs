@@ -11,12 +11,12 @@ use crate::audit::AuditNote;
 pub(super) async fn rules(request: Request, next: Next) -> Response {
     let note = request.extensions().get::<AuditNote>().cloned();
     let response = next.run(request).await;
-    if let (Some(note), Some(noted)) = (note, response.extensions().get::<rest::Noted>()) {
-        note.account(&noted.account);
-        note.claimed(&noted.claimed);
-        note.object(&noted.resource, &noted.name);
-        note.changes(noted.changes);
-        if noted.denied {
+    if let (Some(note), Some(facts)) = (note, response.extensions().get::<rest::AuditFacts>()) {
+        note.account(&facts.account);
+        note.claimed(&facts.claimed);
+        note.object(&facts.resource, &facts.name);
+        note.changes(facts.changes);
+        if facts.denied {
             note.denied();
         }
     }

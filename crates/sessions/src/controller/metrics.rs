@@ -77,10 +77,10 @@ impl Metrics {
             "Nodes that were lost because their heartbeats stopped",
             self.nodes_lost.clone(),
         );
-        registry.register("messages_said", "Messages sent to nodes", self.sent.clone());
-        registry.register("messages_heard", "Messages received from nodes", self.received.clone());
+        registry.register("messages_sent", "Messages sent to nodes", self.sent.clone());
+        registry.register("messages_received", "Messages received from nodes", self.received.clone());
         registry.register(
-            "hung_up",
+            "slow_streams_closed",
             "Streams closed because the node did not read them",
             self.disconnected.clone(),
         );

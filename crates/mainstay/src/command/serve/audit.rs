@@ -7,7 +7,7 @@ use mainstay_server::audit::{Policy, Settings};
 
 use crate::error::Error;
 
-/// What is audited, and where.
+/// The flags of the audit log.
 #[derive(Debug, Args)]
 pub(super) struct Flags {
     /// Which requests leave a line in the audit log: a TOML file, or YAML if its name ends so
@@ -29,7 +29,7 @@ impl Flags {
         policy.into_iter().chain(written.map(Path::new)).map(Path::to_owned).collect()
     }
 
-    /// What these flags, or else the configuration file, say.
+    /// The settings of these flags, or else of the configuration file.
     pub(super) fn settings(
         &self,
         policy: Option<&Path>,

@@ -8,7 +8,7 @@ use super::route::{self, Found};
 
 /// The facts of a request that are logged; an extension of its response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Noted {
+pub struct AuditFacts {
     /// The account of the caller; empty if unknown.
     pub account: String,
     /// The user or account that an unauthenticated request names; may be empty.
@@ -23,7 +23,7 @@ pub struct Noted {
     pub denied: bool,
 }
 
-impl Noted {
+impl AuditFacts {
     pub(super) fn of(method: &Method, path: &str, headers: &HeaderMap) -> Self {
         let path = parts(path);
         let claimed = ["x-rucio-username", "x-rucio-account"].iter().find_map(|name| {
@@ -68,8 +68,8 @@ mod tests {
     fn resource_and_name_come_from_the_path() {
         let mut headers = HeaderMap::new();
         headers.insert("x-rucio-account", "eve".parse().unwrap());
-        let noted = Noted::of(&Method::DELETE, "/rules/abc", &headers);
-        assert_eq!((noted.resource.as_str(), noted.name.as_str()), ("rucio/rules", "abc"));
-        assert!(noted.changes && noted.claimed == "eve" && noted.account.is_empty());
+        let facts = AuditFacts::of(&Method::DELETE, "/rules/abc", &headers);
+        assert_eq!((facts.resource.as_str(), facts.name.as_str()), ("rucio/rules", "abc"));
+        assert!(facts.changes && facts.claimed == "eve" && facts.account.is_empty());
     }
 }
