@@ -23,13 +23,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_client::{Address, AddressError, Client};
 use mainstay_clock::{Backoff, Clock};
 use mainstay_disks::memory::Memory;
 use mainstay_disks::metrics::Metrics;
 use mainstay_disks::{Disks, Parts, Rate};
 use mainstay_host::Host;
 use mainstay_host::linux::{self, LinuxHost};
-use mainstay_store::kubernetes::{Address, AddressError, Client, KubernetesStore};
+use mainstay_store::kubernetes::KubernetesStore;
 use mainstay_store::objects::Objects;
 use mainstay_store::registry::{Registry, builtin};
 use mainstay_store::resources::{RandomIdentities, Resources};

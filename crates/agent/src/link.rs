@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use mainstay_client::Access;
 use mainstay_clock::{Clock, Retries};
 use mainstay_sessions::protocol::{
     AgentsClient, CommandFailed, Failure, FromNode, Health, Heartbeat, LogChunk, MAX_MESSAGE_BYTES,
     Name, ReadLog, Register, SessionPhase, ToNode, from_node, to_node,
 };
-use mainstay_store::kubernetes::Access;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;

@@ -5,8 +5,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 
+use mainstay_client::Client;
 use mainstay_clock::Clock;
-use mainstay_store::kubernetes::Client;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_client::{Access, Address, AddressError, Client};
 use mainstay_clock::Clock;
-use mainstay_store::kubernetes::{Access, Address, AddressError, Client};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

@@ -138,7 +138,8 @@ mod tests {
         runtime.block_on(async {
             let stop = CancellationToken::new();
             let (listener, until) = (there.clone(), stop.clone());
-            let listening = tokio::spawn(async move { listener.exchange_notifications(&until).await });
+            let listening =
+                tokio::spawn(async move { listener.exchange_notifications(&until).await });
             // A new listener wakes everything once.
             there.woken(Daemon::Finisher).await;
             here.wake(&[Daemon::Finisher]);

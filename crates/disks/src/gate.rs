@@ -114,7 +114,10 @@ type Rule = (&'static str, fn(&Scene) -> Option<String>);
 const RULES: [Rule; 12] = [
     ("one disk, known for certain, not excluded, on this node, not the system's", known),
     ("neither it nor a part of it is mounted, in any mount namespace", unmounted),
-    ("it is not in use: exclusive open, holders, loop devices, multipath, RAID, encryption", unused),
+    (
+        "it is not in use: exclusive open, holders, loop devices, multipath, RAID, encryption",
+        unused,
+    ),
     ("nothing is on it, or exactly what is on it was acknowledged", blank),
     ("writable, large enough, sectors of a supported size", fit),
     ("its lock can be had", lockable),

@@ -58,7 +58,10 @@ fn fail(reason: &'static str, message: impl Into<String>) -> Action {
 #[must_use]
 pub fn recover(seen: &Interrupted<'_>) -> Action {
     let Some(token) = seen.token else {
-        return fail("NoToken", "a lock phase without an operation: it is not known which one was started");
+        return fail(
+            "NoToken",
+            "a lock phase without an operation: it is not known which one was started",
+        );
     };
     match seen.phase {
         Phase::Formatting => format(seen, token),

@@ -28,7 +28,7 @@ use tokio::sync::Mutex as AsyncMutex;
 
 use self::blank::Blanks;
 use self::cmd::Programs;
-use self::listen::Bell;
+use self::listen::PendingEvents;
 pub use self::sysfs::Roots;
 use crate::glob;
 use crate::{
@@ -57,7 +57,7 @@ pub struct Options {
 pub struct LinuxHost {
     inner: Arc<Inner>,
     programs: Programs,
-    bell: Arc<Bell>,
+    events: Arc<PendingEvents>,
     mounts: mounts::Own,
     /// LVM's own commands are run one at a time.
     lvm: AsyncMutex<()>,
@@ -79,20 +79,20 @@ impl LinuxHost {
     /// This machine. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// If the kernel's events cannot be heard, or the state folder cannot be made.
+    /// If the kernel's events cannot be received, or the state folder cannot be made.
     pub fn new(options: Options) -> std::io::Result<Self> {
         let mut folder = std::fs::DirBuilder::new();
         std::os::unix::fs::DirBuilderExt::mode(folder.recursive(true), 0o700)
             .create(&options.state_dir)?;
-        let bell = Arc::new(Bell::default());
-        let listener = listen::Listener::start(&options.roots.proc, bell.clone())?;
+        let events = Arc::new(PendingEvents::default());
+        let listener = listen::Listener::start(&options.roots.proc, events.clone())?;
         let programs = Programs::find(options.path.clone(), options.state_dir.clone());
         let mounts = mounts::Own::new(&options.roots.proc);
         let ended = tokio::sync::Notify::new();
         let (reading, blanks) = (Mutex::default(), Blanks::default());
         let inner = Arc::new(Inner { options, reading, ended, blanks, loops: Mutex::default() });
         let lvm = AsyncMutex::new(());
-        Ok(Self { inner, programs, bell, mounts, lvm, _listener: listener })
+        Ok(Self { inner, programs, events, mounts, lvm, _listener: listener })
     }
 
     fn roots(&self) -> &Roots {
@@ -285,14 +285,14 @@ impl Inner {
         inspection
     }
 
-    /// Loop devices that stand on a disk or on one of its partitions. The kernel tells of every loop
-    /// device that is made or taken away: while it tells nothing, they are as they were.
+    /// Loop devices that stand on a disk or on one of its partitions. The kernel sends an
+    /// event for every loop device that is made or removed: without events they are unchanged.
     fn loops_on(&self, disk: &Disk) -> Vec<String> {
         let roots = &self.options.roots;
-        let (told, paths) = (roots.told(), roots.paths(disk));
+        let (events, paths) = (roots.event_count(), roots.paths(disk));
         let mut known = self.loops.lock();
-        if told.is_empty() || known.0 != told {
-            *known = (told, roots.loops());
+        if events.is_empty() || known.0 != events {
+            *known = (events, roots.loops());
         }
         let on = known.1.iter().filter(|(_, backing)| paths.contains(backing));
         on.map(|(name, _)| name.clone()).collect()
@@ -379,7 +379,7 @@ impl Host for LinuxHost {
             let owned = name.to_owned();
             match self.read("the content", name, move |inner| inner.look(&owned)).await {
                 Err(trouble @ (Trouble::TimedOut(_) | Trouble::Busy(_))) => {
-                    // It is there, but what it holds cannot be told: nothing is done to it.
+                    // It is there, but its content is unknown: nothing is done to it.
                     let wanted = |path: &str| self.inner.is_loop_wanted(path);
                     let mut disk = self.roots().disk(name, &wanted);
                     if let Some(disk) = &mut disk {
@@ -400,7 +400,7 @@ impl Host for LinuxHost {
     }
 
     fn changed(&self) -> BoxFuture<'_, Vec<Wake>> {
-        self.bell.heard().boxed()
+        self.events.take().boxed()
     }
 
     fn inspect<'a>(&'a self, disk: &'a Disk, locked: bool) -> BoxFuture<'a, Inspection> {

@@ -99,7 +99,7 @@ impl SimHost {
         self.shared.state()
     }
 
-    fn ring(&self, wake: Wake) {
+    fn notify(&self, wake: Wake) {
         self.state().pending.insert(wake);
         self.shared.changed.notify_one();
     }
@@ -133,13 +133,13 @@ impl SimHost {
             disk.number = format!("8:{}", state.sequence);
             state.disks.insert(name.clone(), disk);
         }
-        self.ring(Wake::Disk(name));
+        self.notify(Wake::Disk(name));
     }
 
     /// Takes a disk away; its mounts stay behind, as they do.
     pub fn detach(&self, name: &str) -> Option<Disk> {
         let disk = self.state().disks.remove(name);
-        self.ring(Wake::Disk(name.to_owned()));
+        self.notify(Wake::Disk(name.to_owned()));
         disk
     }
 
@@ -148,12 +148,12 @@ impl SimHost {
         if let Some(disk) = self.state().disks.get_mut(name) {
             edit(disk);
         }
-        self.ring(Wake::Disk(name.to_owned()));
+        self.notify(Wake::Disk(name.to_owned()));
     }
 
     /// Says that a disk changed, though it did not.
     pub fn poke(&self, name: &str) {
-        self.ring(Wake::Disk(name.to_owned()));
+        self.notify(Wake::Disk(name.to_owned()));
     }
 
     /// Puts a signature on a disk.
@@ -171,7 +171,7 @@ impl SimHost {
     /// Changes the mount table from outside, with an event.
     pub fn edit_mounts(&self, edit: impl FnOnce(&mut Vec<MountLine>)) {
         edit(&mut self.state().mounts);
-        self.ring(Wake::Mounts);
+        self.notify(Wake::Mounts);
     }
 
     /// Says how an act on a disk goes: `mkfs`, `mount`, `umount`, `wipe`, `vgcreate`, `vgremove`.
@@ -289,7 +289,7 @@ impl SimHost {
                 let last = last.ok_or_else(|| Trouble::Failed(format!("{point}: not mounted")))?;
                 state.mounts.remove(last);
                 drop(state);
-                self.ring(Wake::Mounts);
+                self.notify(Wake::Mounts);
                 return Ok(());
             }
             Act::Mount { kind, point } => {
@@ -308,7 +308,7 @@ impl SimHost {
                 };
                 state.mounts.push(line);
                 drop(state);
-                self.ring(Wake::Mounts);
+                self.notify(Wake::Mounts);
                 return Ok(());
             }
             _ => {}

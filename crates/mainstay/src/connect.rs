@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use mainstay_clock::duration;
 
 use crate::client::Client;
 use crate::client::kubeconfig::{Kubeconfig, Overrides, Target};
-use mainstay_clock::duration;
 use crate::error::Error;
 use crate::paths;
 

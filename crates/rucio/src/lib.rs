@@ -40,8 +40,8 @@ use axum::response::Response;
 use axum::routing::any;
 pub use local::Local;
 use mainstay_catalog::{self as catalog, Catalog, Tx};
+use mainstay_rules::Environment;
 use mainstay_rules::error::{Class, Error, Result, refuse};
-use mainstay_rules::judge::Surroundings;
 use mainstay_rules::logins::Logins;
 use mainstay_rules::rule::Settings;
 use mainstay_transfers::store::Access;
@@ -69,7 +69,7 @@ pub struct Service {
     /// Settings of the rule engine.
     pub settings: Settings,
     /// The clock and the source of randomness.
-    pub around: Arc<dyn Surroundings>,
+    pub around: Environment,
     /// Access to storage, for judge daemons that are run by hand.
     pub access: Arc<Access>,
     /// Password checks and their rate limits.
@@ -149,7 +149,11 @@ async fn answer(service: Service, request: Request) -> Response {
     response
 }
 
-async fn answer_with_facts(service: Service, mut request: Request, facts: &mut AuditFacts) -> Response {
+async fn answer_with_facts(
+    service: Service,
+    mut request: Request,
+    facts: &mut AuditFacts,
+) -> Response {
     // HEAD is answered like GET; the server drops the body.
     if request.method() == Method::HEAD {
         *request.method_mut() = Method::GET;

@@ -27,7 +27,7 @@ use std::io::Read;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use decide::{Expected, Kind, Known, Patience, Observation};
+use decide::{Expected, Kind, Known, Observation, Patience};
 use mainstay_catalog::Catalog;
 use mainstay_transfers::copy;
 use mainstay_transfers::protocol::Protocol;
@@ -125,10 +125,9 @@ pub fn audit(
     let mut sites = BTreeMap::new();
     for rse in rses.iter().filter(|rse| wanted.rses.contains(&rse.id)) {
         match store::SupportedProtocols::Ours.way(&rse.protocols, "read") {
-            None => audit.note(format!(
-                "{} is skipped: no worker supports its protocols",
-                rse.name
-            )),
+            None => {
+                audit.note(format!("{} is skipped: no worker supports its protocols", rse.name))
+            }
             Some(protocol) => {
                 let all = rses.iter().filter(|other| other.id != rse.id);
                 let beside = all
@@ -416,7 +415,13 @@ impl Audit<'_, '_> {
     }
 
     /// The checksums of a file, if requested and if its length is right; else its length.
-    fn read(&mut self, store: &dyn Store, expected: &Expected, path: &str, found: &Found) -> Observation {
+    fn read(
+        &mut self,
+        store: &dyn Store,
+        expected: &Expected,
+        path: &str,
+        found: &Found,
+    ) -> Observation {
         let right = i64::try_from(found.bytes) == Ok(expected.bytes);
         if !self.wanted.checksums || !right || !expected.has_sums() {
             return Observation::Length(found.bytes);

@@ -17,11 +17,11 @@ use serde::Serialize;
 use crate::api::{Did, DidType, Grouping, Micros, NewFile, NewRule, RuleState};
 use crate::did::{self, Child, NewDid};
 use crate::error::Result;
-use crate::judge::{self, Machine, Pass, Surroundings};
+use crate::judge::{self, Pass};
 use crate::rse::{self, RseSettings};
 use crate::rule::delete::{self, Deleted};
 use crate::rule::{Settings, add, read, transfer};
-use crate::{account, replica};
+use crate::{Environment, account, replica};
 
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -69,6 +69,7 @@ const SCOPE: &str = "bench";
 struct Bench<'a> {
     catalog: &'a Catalog,
     options: &'a Options,
+    environment: Environment,
     settings: Settings,
     tag: u64,
     rows: Vec<Measured>,
@@ -133,8 +134,9 @@ impl<'a> Bench<'a> {
         options: &'a Options,
         tell: &'a mut (dyn FnMut(&Measured) + Sync),
     ) -> Self {
-        let (settings, tag) = (Settings::default(), Machine.seed() >> 16);
-        Self { catalog, options, settings, tag, rows: Vec::new(), tell }
+        let (environment, settings) = (Environment::system(), Settings::default());
+        let tag = environment.seed() >> 16;
+        Self { catalog, options, environment, settings, tag, rows: Vec::new(), tell }
     }
 
     fn wants(&self, case: &str) -> bool {
@@ -142,7 +144,7 @@ impl<'a> Bench<'a> {
     }
 
     fn now(&self) -> Micros {
-        Machine.now()
+        self.environment.now()
     }
 
     fn tell(
@@ -254,7 +256,7 @@ impl<'a> Bench<'a> {
     }
 
     fn add(&self, new: &NewRule, settings: &Settings) -> Result<String> {
-        let (now, seed) = (self.now(), Machine.seed());
+        let (now, seed) = (self.now(), self.environment.seed());
         let made = self.catalog.write_blocking(|tx| {
             add::add_replication_rule(tx, new, settings, &mut SmallRng::seed_from_u64(seed), now)
         })?;
@@ -262,7 +264,7 @@ impl<'a> Bench<'a> {
     }
 
     fn judge(&self, daemon: Daemon) -> Result<()> {
-        let pass = Pass::new(self.now(), Machine.seed());
+        let pass = Pass::new(self.now(), self.environment.seed());
         while judge::pass(self.catalog, daemon, &self.settings, &pass)?.more {}
         Ok(())
     }

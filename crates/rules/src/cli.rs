@@ -394,7 +394,9 @@ impl Cli<'_> {
                 "OK" => return Ok(0),
                 "SUSPENDED" | "WAITING_APPROVAL" => return Ok(1),
                 _ if timeout > 0 && begun.elapsed().as_secs() >= timeout => {
-                    eprintln!("rule {rule} is not OK after {timeout} s; the server keeps working on it");
+                    eprintln!(
+                        "rule {rule} is not OK after {timeout} s; the server keeps working on it"
+                    );
                     return Ok(1);
                 }
                 _ => tokio::time::sleep(std::time::Duration::from_millis(500)).await,

@@ -109,7 +109,9 @@ fn summary(rule: &Rule) -> String {
 fn remedy(rule: &Rule, refusal: Option<&str>) -> Option<String> {
     match rule.state {
         RuleState::Ok | RuleState::Replicating => None,
-        RuleState::WaitingApproval => Some("It needs an approval: `mainstay rules approve` or `mainstay rules deny`.".to_owned()),
+        RuleState::WaitingApproval => Some(
+            "It needs an approval: `mainstay rules approve` or `mainstay rules deny`.".to_owned(),
+        ),
         RuleState::Inject => Some("The injector applies it; nothing needs to be done.".to_owned()),
         RuleState::Suspended => Some(match rule.suspended_by.as_deref() {
             Some("user") => {

@@ -30,32 +30,6 @@ use crate::rule::inject::{self, Injected};
 use crate::rule::{Settings, repair, transfer};
 use crate::{protocol, reap, suspect};
 
-/// Time and randomness, provided by the caller.
-pub trait Surroundings: Send + Sync + std::fmt::Debug {
-    /// The current time.
-    fn now(&self) -> Micros;
-    /// An unpredictable number.
-    fn seed(&self) -> u64;
-}
-
-/// The machine's clock and entropy.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Machine;
-
-impl Surroundings for Machine {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the one place of this crate that reads the clock"
-    )]
-    fn now(&self) -> Micros {
-        jiff::Timestamp::now().as_microsecond()
-    }
-
-    fn seed(&self) -> u64 {
-        rand::random()
-    }
-}
-
 /// Storage as the reaper uses it.
 pub trait Storage: Send + Sync + std::fmt::Debug {
     /// Removes one file; after an error the replica stays marked, to be retried.

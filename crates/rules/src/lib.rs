@@ -19,6 +19,7 @@ pub mod check;
 pub mod cli;
 pub mod decide;
 pub mod did;
+mod environment;
 pub mod error;
 pub mod explain;
 pub mod expression;
@@ -34,5 +35,6 @@ pub mod rule;
 pub mod select;
 pub mod suspect;
 
+pub use environment::Environment;
 pub use error::{Class, Error, Refusal, Result};
 pub use rule::Settings;

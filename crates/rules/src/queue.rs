@@ -18,7 +18,7 @@ use mainstay_catalog::{Column, Daemon, Tx, values};
 use mainstay_transfers::choose::{self, Limit, Limits, Load, Source};
 use mainstay_transfers::protocol::Protocol;
 use mainstay_transfers::store::SupportedProtocols;
-use mainstay_transfers::{End, JobProgress, Job};
+use mainstay_transfers::{End, Job, JobProgress};
 
 pub use self::catalog_queue::CatalogQueue;
 pub use self::finish::{Finished, finish_each};

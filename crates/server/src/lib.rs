@@ -20,6 +20,7 @@ mod cursor;
 pub mod discovery;
 mod documents;
 mod encoding;
+#[cfg(feature = "engines")]
 pub mod engines;
 mod events;
 mod fairness;
@@ -66,6 +67,7 @@ mod watch;
 mod write;
 
 pub use audit::AuditNote;
+#[cfg(feature = "engines")]
 pub use engines::{Engines, Service};
 pub use identity::{Claims, Role, SERVERS, User};
 pub use mainstay_store::{Location, clock, registry};

@@ -38,7 +38,7 @@ use crate::registry::{Kind, Registry};
 use crate::remote::{Remote, is_leaving};
 use crate::snapshot::{Medium, Snapshot};
 use crate::strategy::Subresource;
-pub use mainstay_client::{Access, Address, AddressError, Answer, Client};
+use mainstay_client::{Answer, Client};
 use mainstay_clock::Clock;
 
 /// How many objects that were just read are kept, for the write that follows.

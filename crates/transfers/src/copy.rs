@@ -307,7 +307,9 @@ mod tests {
         assert!(run(&good).unwrap_err().contains("is not there"));
         // A truncated source, and one with other content.
         std::fs::write(from.path().join("s/f"), &content[..5]).unwrap();
-        assert!(run(&good).unwrap_err().contains("source SITE-A: size is 5 bytes, expected 3000000"));
+        assert!(
+            run(&good).unwrap_err().contains("source SITE-A: size is 5 bytes, expected 3000000")
+        );
         let mut lie = content.clone();
         lie[7] = b'x';
         std::fs::write(from.path().join("s/f"), &lie).unwrap();

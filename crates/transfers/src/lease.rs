@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::worker::{Queue, SMALL};
-use super::{JobProgress, Job};
+use super::{Job, JobProgress};
 
 /// How often the progress of large files is reported.
 const PROGRESS: Duration = Duration::from_secs(2);

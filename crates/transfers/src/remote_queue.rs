@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::worker::Queue;
-use super::{JobProgress, Job, Outcome};
+use super::{Job, JobProgress, Outcome};
 
 /// A connection to the server whose queue is used.
 pub trait Server: Send + Sync {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use super::copy::copy;
 use super::lease::{ActiveTransfer, InProgress, keep_leases};
 use super::store::{Access, Opened};
-use super::{End, JobProgress, Job, Outcome};
+use super::{End, Job, JobProgress, Outcome};
 
 /// The default duration of a lease. It is renewed four times within this time.
 pub const LEASE: Duration = Duration::from_secs(60);

@@ -122,12 +122,7 @@ async fn create(client: &Client, path: &str, object: Value) -> Result<(), Error>
     client.json(Call::send(Method::POST, path, JSON, &object)).await.map(drop)
 }
 
-async fn set_status(
-    client: &Client,
-    path: &str,
-    name: &str,
-    status: Value,
-) -> Result<(), Error> {
+async fn set_status(client: &Client, path: &str, name: &str, status: Value) -> Result<(), Error> {
     let path = format!("{path}/{name}/status");
     let patch = json!({"status": status});
     client.json(Call::send(Method::PATCH, path, MERGE_PATCH, &patch)).await.map(drop)

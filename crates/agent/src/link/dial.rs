@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use http::{HeaderValue, Uri};
 use hyper_util::rt::TokioIo;
-use mainstay_store::kubernetes::Access;
+use mainstay_client::Access;
 use rustls::AlertDescription;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};

@@ -262,7 +262,10 @@ impl Valve {
         let write = tokio::task::spawn_blocking(move || {
             File::create(pipe).unwrap().write_all(b"go\n").unwrap();
         });
-        tokio::time::timeout(PATIENCE, write).await.expect("the program did not read its input").unwrap();
+        tokio::time::timeout(PATIENCE, write)
+            .await
+            .expect("the program did not read its input")
+            .unwrap();
     }
 
     /// Ends it with kill -9.

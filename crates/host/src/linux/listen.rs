@@ -31,26 +31,26 @@ const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_s
 
 /// Events that were not taken yet.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
+pub(crate) struct PendingEvents {
     pending: Mutex<BTreeSet<Wake>>,
-    rung: Notify,
+    added: Notify,
 }
 
-impl Bell {
+impl PendingEvents {
     /// Adds an event. Adding it again changes nothing.
-    pub(crate) fn ring(&self, wake: Wake) {
+    pub(crate) fn add(&self, wake: Wake) {
         self.pending.lock().insert(wake);
-        self.rung.notify_one();
+        self.added.notify_one();
     }
 
     /// Takes every pending event; waits for one if there is none.
-    pub(crate) async fn heard(&self) -> Vec<Wake> {
+    pub(crate) async fn take(&self) -> Vec<Wake> {
         loop {
             let pending = std::mem::take(&mut *self.pending.lock());
             if !pending.is_empty() {
                 return pending.into_iter().collect();
             }
-            self.rung.notified().await;
+            self.added.notified().await;
         }
     }
 }
@@ -77,13 +77,13 @@ impl Listener {
     ///
     /// # Errors
     /// If the sockets cannot be opened now. Later failures are retried.
-    pub(crate) fn start(proc: &Path, bell: Arc<Bell>) -> io::Result<Self> {
+    pub(crate) fn start(proc: &Path, events: Arc<PendingEvents>) -> io::Result<Self> {
         let first = Kernel::open(proc)?;
         let (stop, stopped) = UnixStream::pair()?;
         let listening = Listening { proc: proc.to_owned(), stopped, first: Some(first) };
         let thread = std::thread::Builder::new()
             .name("uevents".to_owned())
-            .spawn(move || keep_listening(listening, &bell))?;
+            .spawn(move || keep_listening(listening, &events))?;
         Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -105,17 +105,17 @@ enum End {
 trait Source {
     /// Opens the sockets and listens until they fail or the listener is dropped. Rings for a full
     /// scan first if `missed`: events may have been lost before.
-    fn listen(&mut self, missed: bool, bell: &Bell) -> End;
+    fn listen(&mut self, missed: bool, events: &PendingEvents) -> End;
 
     /// Waits; returns whether the listener was dropped meanwhile.
     fn pause(&mut self, wait: Duration) -> bool;
 }
 
 /// Listens, and starts again with back-off whenever that fails, until the listener is dropped.
-fn keep_listening(mut source: impl Source, bell: &Bell) {
+fn keep_listening(mut source: impl Source, events: &PendingEvents) {
     let mut retries = RETRY.retries();
     let mut missed = false;
-    while let End::Failed { worked, error } = source.listen(missed, bell) {
+    while let End::Failed { worked, error } = source.listen(missed, events) {
         if worked {
             retries.reset();
         }
@@ -137,7 +137,7 @@ struct Listening {
 }
 
 impl Source for Listening {
-    fn listen(&mut self, missed: bool, bell: &Bell) -> End {
+    fn listen(&mut self, missed: bool, events: &PendingEvents) -> End {
         let opened = self.first.take().map_or_else(|| Kernel::open(&self.proc), Ok);
         let kernel = match opened {
             Ok(kernel) => kernel,
@@ -145,9 +145,9 @@ impl Source for Listening {
         };
         if missed {
             tracing::info!("listening for uevents again; rescanning every disk");
-            bell.ring(Wake::Everything);
+            events.add(Wake::Everything);
         }
-        kernel.listen(&self.stopped, bell)
+        kernel.listen(&self.stopped, events)
     }
 
     fn pause(&mut self, wait: Duration) -> bool {
@@ -175,7 +175,7 @@ impl Kernel {
     }
 
     /// Rings for every event until polling fails or the other end of `stopped` is closed.
-    fn listen(&self, stopped: &UnixStream, bell: &Bell) -> End {
+    fn listen(&self, stopped: &UnixStream, events: &PendingEvents) -> End {
         let mut buffer = vec![0; 64 << 10];
         let mut worked = false;
         loop {
@@ -194,10 +194,10 @@ impl Kernel {
                 return End::Stopped;
             }
             if mounts.intersects(PollFlags::PRI | PollFlags::ERR) {
-                bell.ring(Wake::Mounts);
+                events.add(Wake::Mounts);
             }
             if !uevents.is_empty()
-                && let Err(error) = self.drain(&mut buffer, bell)
+                && let Err(error) = self.drain(&mut buffer, events)
             {
                 return End::Failed { worked, error: error.into() };
             }
@@ -206,19 +206,19 @@ impl Kernel {
     }
 
     /// Takes every uevent there is.
-    fn drain(&self, buffer: &mut [u8], bell: &Bell) -> Result<(), Errno> {
+    fn drain(&self, buffer: &mut [u8], events: &PendingEvents) -> Result<(), Errno> {
         loop {
             match recv(&self.uevents, &mut *buffer, RecvFlags::empty()) {
                 Ok((length, _)) => {
                     if let Some(wake) = uevent(&buffer[..length.min(buffer.len())]) {
-                        bell.ring(wake);
+                        events.add(wake);
                     }
                 }
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
                 Err(Errno::NOBUFS) => {
                     tracing::warn!("uevents were lost; rescanning every disk");
-                    bell.ring(Wake::Everything);
+                    events.add(Wake::Everything);
                 }
                 Err(error) => return Err(error),
             }
@@ -268,14 +268,14 @@ mod tests {
 
     #[tokio::test]
     async fn events_are_kept_until_they_are_taken_and_each_is_reported_once() {
-        let bell = Bell::default();
+        let events = PendingEvents::default();
         for _ in 0..3 {
-            bell.ring(Wake::Mounts);
+            events.add(Wake::Mounts);
         }
-        bell.ring(Wake::Disk("a".to_owned()));
-        assert_eq!(bell.heard().await, [Wake::Disk("a".to_owned()), Wake::Mounts]);
-        bell.ring(Wake::Everything);
-        assert_eq!(bell.heard().await, [Wake::Everything]);
+        events.add(Wake::Disk("a".to_owned()));
+        assert_eq!(events.take().await, [Wake::Disk("a".to_owned()), Wake::Mounts]);
+        events.add(Wake::Everything);
+        assert_eq!(events.take().await, [Wake::Everything]);
     }
 
     /// A kernel whose polls end as scripted.
@@ -286,7 +286,7 @@ mod tests {
     }
 
     impl Source for &mut Script {
-        fn listen(&mut self, missed: bool, _: &Bell) -> End {
+        fn listen(&mut self, missed: bool, _: &PendingEvents) -> End {
             self.missed.push(missed);
             self.ends.remove(0)
         }
@@ -302,7 +302,7 @@ mod tests {
         let failed = |worked| End::Failed { worked, error: Errno::NOMEM.into() };
         let ends = vec![failed(true), failed(false), failed(false), failed(true), End::Stopped];
         let mut script = Script { ends, waits: Vec::new(), missed: Vec::new() };
-        keep_listening(&mut script, &Bell::default());
+        keep_listening(&mut script, &PendingEvents::default());
         let wait = Duration::from_millis;
         assert_eq!(script.waits, [wait(100), wait(200), wait(400), wait(100)]);
         assert_eq!(script.missed, [false, true, true, true, true]);
@@ -310,15 +310,15 @@ mod tests {
 
     #[tokio::test]
     async fn a_new_start_rescans_everything_and_a_dropped_listener_ends() {
-        let bell = Arc::new(Bell::default());
+        let events = Arc::new(PendingEvents::default());
         let (stop, stopped) = UnixStream::pair().unwrap();
         let mut listening = Listening { proc: "/proc".into(), stopped, first: None };
         assert!(!listening.pause(Duration::ZERO));
         drop(stop);
         assert!(listening.pause(Duration::from_secs(3600)), "a dropped listener is not waited for");
-        assert!(matches!(listening.listen(true, &bell), End::Stopped));
-        assert_eq!(bell.heard().await, [Wake::Everything]);
+        assert!(matches!(listening.listen(true, &events), End::Stopped));
+        assert_eq!(events.take().await, [Wake::Everything]);
         listening.proc = "/nowhere".into();
-        assert!(matches!(listening.listen(true, &bell), End::Failed { worked: false, .. }));
+        assert!(matches!(listening.listen(true, &events), End::Failed { worked: false, .. }));
     }
 }

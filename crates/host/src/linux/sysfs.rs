@@ -252,7 +252,7 @@ impl Roots {
         numbers
     }
 
-    /// Every loop device with what it stands on.
+    /// Every loop device with its backing file.
     pub(super) fn loops(&self) -> Vec<(String, String)> {
         let loops = self.all().into_iter().filter(|name| name.starts_with("loop"));
         let backed = loops.map(|name| {
@@ -262,8 +262,8 @@ impl Roots {
         backed.filter(|(_, backing)| !backing.is_empty()).collect()
     }
 
-    /// A number that grows with everything the kernel tells about devices; empty if there is none.
-    pub(super) fn told(&self) -> String {
+    /// The number of device events that the kernel has sent; empty if it is unknown.
+    pub(super) fn event_count(&self) -> String {
         line(&self.sys.join("kernel/uevent_seqnum"))
     }
 

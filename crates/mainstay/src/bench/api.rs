@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum as _};
+use mainstay_clock::duration;
+use mainstay_terminal::report::{Format, Row, print};
 use memchr::memmem;
 use tokio::sync::Barrier;
 use tokio::task::JoinSet;
@@ -13,10 +15,8 @@ use tokio::time::Instant;
 
 use super::Error;
 use super::load::{Connection, STAMP, Template, stamp};
-use mainstay_terminal::report::{Format, Row, print};
 use super::server::ServerProcess;
 use crate::connect::Connect;
-use mainstay_clock::duration;
 use crate::error::Error as CommandError;
 use mainstay_client::Dialer;
 

@@ -2,9 +2,9 @@
 
 use clap::Args;
 use mainstay_graph::bench;
+use mainstay_terminal::report::{Format, Row, print};
 
 use super::Error;
-use mainstay_terminal::report::{Format, Row, print};
 use crate::error::Error as CommandError;
 
 /// Run the graph's workloads W1 to W8, with and without history, and the journal's cost beside them

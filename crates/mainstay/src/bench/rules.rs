@@ -7,13 +7,12 @@ use mainstay_catalog::Catalog;
 use mainstay_catalog::private_postgres::PrivatePostgres;
 use mainstay_rules::Error as RulesError;
 use mainstay_rules::bench::{self, Measured};
+use mainstay_terminal::output::{self, Shape};
+use mainstay_terminal::report::{Row, table};
 use serde_json::json;
 
-use mainstay_terminal::report::{Row, table};
 use super::rules_rest::{self, Sizes};
-use mainstay_terminal::output::Shape;
 use crate::error::Error;
-use mainstay_terminal::output;
 
 /// Add, evaluate, transfer, delete and register on a catalog, and report the speed
 #[derive(Debug, Args)]

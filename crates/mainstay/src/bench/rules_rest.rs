@@ -11,13 +11,13 @@ use http::Method;
 use mainstay_catalog::Catalog;
 use mainstay_rules::api::Did;
 use mainstay_rules::bench::stage;
+use mainstay_terminal::report::Row;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::time::Instant;
 
 use super::Error;
 use super::load::{Connection, Template};
-use mainstay_terminal::report::Row;
 use super::server::ServerProcess;
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client, JSON};

@@ -10,15 +10,14 @@ use clap::Args;
 use mainstay_agent::instances::Delays;
 use mainstay_agent::simulation::{self, Simulation};
 use mainstay_agent::{Agent as Running, Options, join};
+use mainstay_clock::{Clock, SystemClock, duration};
 use mainstay_disks::Rate;
 use mainstay_disks::config::Config;
 use mainstay_host::linux::Roots;
-use mainstay_clock::{Clock, SystemClock};
 use mainstay_store::meta::Quantity;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::serve::Log;
-use mainstay_clock::duration;
 use crate::error::Error;
 
 /// Printed to stderr once the agent manages its disks.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use http::Method;
+use mainstay_terminal::output;
 use serde_json::{Map, Value, json};
 
 use crate::client::Status;
@@ -17,7 +18,6 @@ use crate::connect::Connect;
 use crate::dry_run::DryRun;
 use crate::error::{Error, Failures};
 use crate::manifest::{self, Document};
-use mainstay_terminal::output;
 use crate::ownership::{self, LAST_APPLIED, Part};
 use crate::select::Scope;
 

@@ -2,12 +2,12 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
+use mainstay_terminal::output::{self, Table, cell};
 use serde_json::{Value, json};
 
 use crate::client::{Call, JSON};
 use crate::connect::Connect;
 use crate::error::Error;
-use mainstay_terminal::output::{self, Table, cell};
 
 /// The path of the authority.
 pub(crate) const PATH: &str = "/mainstay/v1/authority";

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use http::Method;
+use mainstay_clock::duration;
 use serde_json::{Value, json};
 
 use crate::client::discovery::{Discovery, Resource};
@@ -13,7 +14,6 @@ use crate::client::{Call, Client, JSON, with_query};
 use crate::command::apply::{namespace_of, resource_of};
 use crate::connect::Connect;
 use crate::dry_run::DryRun;
-use mainstay_clock::duration;
 use crate::error::{Error, Failures};
 use crate::manifest::Document;
 use crate::select::{Scope, Selectors, Wanted, wanted};

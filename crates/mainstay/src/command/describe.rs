@@ -6,6 +6,7 @@ use clap::Args;
 use jiff::Timestamp;
 use mainstay_clock::{Clock, SystemClock};
 use mainstay_store::meta::human_duration;
+use mainstay_terminal::output::{self, Table, cell, clean};
 use serde_json::{Map, Value};
 
 use crate::client::discovery::{Discovery, Resource};
@@ -14,7 +15,6 @@ use crate::client::{Client, JSON};
 use crate::command::get::object;
 use crate::connect::Connect;
 use crate::error::{Error, Failures};
-use mainstay_terminal::output::{self, Table, cell, clean};
 use crate::ownership::LAST_APPLIED;
 use crate::select::{Scope, Selectors, Wanted, wanted};
 

@@ -1,6 +1,7 @@
 //! `mainstay get`: prints objects as tables of the server, or as JSON, YAML or names.
 
 use clap::Args;
+use mainstay_terminal::output::{self, Format, Table, cell};
 use serde_json::{Value, json};
 
 use crate::client::discovery::{Discovery, Resource};
@@ -8,7 +9,6 @@ use crate::client::watch::{Change, Event, Follow, list};
 use crate::client::{Call, Client, JSON, with_query};
 use crate::connect::Connect;
 use crate::error::{Error, Failures};
-use mainstay_terminal::output::{self, Format, Table, cell};
 use crate::select::{Scope, Selectors, Wanted, wanted};
 
 const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io,\

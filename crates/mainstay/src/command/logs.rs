@@ -1,12 +1,12 @@
 //! `mainstay logs`: the output of an instance.
 
 use clap::Args;
+use mainstay_terminal::output;
 
 use super::sessions::Place;
 use crate::client::{self, Call, encode};
 use crate::connect::Connect;
 use crate::error::Error;
-use mainstay_terminal::output;
 
 /// Print the output of an instance
 #[derive(Debug, Args)]

@@ -2,13 +2,13 @@
 
 use clap::{Args, Subcommand};
 use http::Method;
+use mainstay_terminal::output;
 use serde_json::{Value, json};
 
 use crate::client::encode;
 use crate::client::{Call, JSON};
 use crate::connect::Connect;
 use crate::error::Error;
-use mainstay_terminal::output;
 
 /// Remove nodes, or revoke their certificates
 #[derive(Debug, Args)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use clap::Args;
 use mainstay_catalog::load::{self, State};
-use mainstay_server::Location;
 use mainstay_clock::SystemClock;
+use mainstay_server::Location;
 use mainstay_store::Settings;
 use mainstay_store::backup::{self, Parts};
 use mainstay_store::identity::{self, Marker};

@@ -8,10 +8,9 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use http::Method;
 use mainstay_rucio::{Local, Service};
-use mainstay_rules::Settings;
 use mainstay_rules::cli::{self, Answer, Format, Pieces, Remote};
-use mainstay_rules::judge::Machine;
 use mainstay_rules::logins::Logins;
+use mainstay_rules::{Environment, Settings};
 use mainstay_transfers::allowed::Allowed;
 use serde_json::Value;
 
@@ -65,7 +64,7 @@ impl Rules {
         let service = Service {
             catalog: catalog.clone(),
             settings: Settings::default(),
-            around: Arc::new(Machine),
+            around: Environment::system(),
             // The reaper and the storage check use the folders and endpoints of the catalog.
             access: self
                 .keys

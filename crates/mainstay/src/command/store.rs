@@ -5,21 +5,21 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
 use mainstay_catalog::{Catalog, opening};
+use mainstay_clock::SystemClock;
 use mainstay_server::Location;
 use mainstay_store::check::{Report, check};
-use mainstay_clock::SystemClock;
 use mainstay_store::registry::Registry;
 use mainstay_store::sqlite::lock::Lock;
 use mainstay_store::sqlite::repair as sqlite_repair;
 use mainstay_store::value::Codec;
 use mainstay_store::{Settings, backup, location};
+use mainstay_terminal::output::{self, Table, cell};
 use serde_json::{Value, json};
 
 use crate::client::{Call, JSON};
 use crate::command::{restore, serve};
 use crate::connect::Connect;
 use crate::error::Error;
-use mainstay_terminal::output::{self, Table, cell};
 use crate::store_key::{self, StoreKey};
 
 /// Compact, check and measure the store

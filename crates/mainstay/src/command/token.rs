@@ -5,14 +5,14 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
 use mainstay_agent::join::string::JoinString;
+use mainstay_clock::duration;
+use mainstay_terminal::output::{self, Table, cell};
 use serde_json::{Value, json};
 
 use crate::client::encode;
 use crate::client::{Call, JSON};
 use crate::connect::Connect;
-use mainstay_clock::duration;
 use crate::error::Error;
-use mainstay_terminal::output::{self, Table, cell};
 
 /// The path of the tokens.
 const TOKENS: &str = "/mainstay/v1/tokens";

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use mainstay_rules::Settings;
-use mainstay_rules::judge::{Machine, Surroundings};
+use mainstay_clock::duration;
 use mainstay_rules::queue::CatalogQueue;
+use mainstay_rules::{Environment, Settings};
 use mainstay_transfers::remote_queue::RemoteQueue;
 use mainstay_transfers::worker::{Queue, Worker};
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,7 +16,6 @@ use super::rules::Server;
 use super::serve::Log;
 use crate::connect::Connect;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
-use mainstay_clock::duration;
 use crate::error::Error;
 use mainstay_server::engines::open_catalog;
 
@@ -57,7 +56,7 @@ impl TransferWorker {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
         self.log.start()?;
         let name = self.name.clone().unwrap_or_else(|| {
-            format!("worker-{}-{:08x}", std::process::id(), Machine.seed() >> 32)
+            format!("worker-{}-{:08x}", std::process::id(), Environment::system().seed() >> 32)
         });
         let keys = self.keys.file(None).map(std::path::Path::to_owned);
         let private = [local_file(self.catalog.as_deref()), keys];
@@ -70,11 +69,14 @@ impl TransferWorker {
                 let catalog = open_catalog(address).await?;
                 // Servers on the same catalog are notified of failures, and notify of new work.
                 let (listener, until) = (catalog.clone(), over.clone());
-                notifications = Some(tokio::spawn(async move { listener.exchange_notifications(&until).await }));
+                notifications =
+                    Some(tokio::spawn(
+                        async move { listener.exchange_notifications(&until).await },
+                    ));
                 Arc::new(CatalogQueue {
                     catalog,
                     settings: Settings::default(),
-                    around: Arc::new(Machine),
+                    around: Environment::system(),
                     worker: name.clone(),
                     lease: self.lease,
                 })

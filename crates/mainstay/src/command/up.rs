@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::serve::{DEFAULT_LISTEN, Log, READY, Signals, all_engines, options, start, until_signalled};
+use super::serve::{
+    DEFAULT_LISTEN, Log, READY, Signals, all_engines, options, start, until_signalled,
+};
 use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client};
 use crate::credentials::{Bounds, FileBounds, Keys};

@@ -3,12 +3,12 @@
 use clap::Args;
 use jiff::Timestamp;
 use mainstay_server::build_info::BuildInfo;
+use mainstay_terminal::output::{self, cell};
 use serde_json::{Value, json};
 
 use crate::client::Call;
 use crate::connect::Connect;
 use crate::error::Error;
-use mainstay_terminal::output::{self, cell};
 
 /// Show the version of this program and of the server
 #[derive(Debug, Args)]

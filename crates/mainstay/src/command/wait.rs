@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use clap::Args;
+use mainstay_clock::duration;
 use mainstay_clock::{Clock, SystemClock};
+use mainstay_terminal::output::{self, cell};
 use serde_json::Value;
 
 use crate::client::discovery::{Discovery, Resource};
@@ -11,10 +13,8 @@ use crate::client::watch::{Change, Event, EventType, Follow, list};
 use crate::client::{Client, JSON};
 use crate::command::delete::gone;
 use crate::connect::Connect;
-use mainstay_clock::duration;
 use crate::error::{Error, Failures};
 use crate::jsonpath::JsonPath;
-use mainstay_terminal::output::{self, cell};
 use crate::select::{Scope, Selectors, Wanted, wanted};
 
 /// Wait for a condition of objects

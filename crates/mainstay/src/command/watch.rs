@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
+use mainstay_terminal::output::{self, cell, clean};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
@@ -11,7 +12,6 @@ use crate::client::watch::{Change, Event, EventType, Follow};
 use crate::client::{Client, JSON};
 use crate::connect::Connect;
 use crate::error::Error;
-use mainstay_terminal::output::{self, cell, clean};
 use crate::select::{Scope, Selectors, wanted};
 
 /// How many changed fields a line shows.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use http::Method;
 use mainstay_agent::join::token_access;
-use mainstay_store::kubernetes::{Access, Address, Client};
+use mainstay_client::{Access, Address, Client};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde_json::{Value, json};

@@ -130,7 +130,12 @@ impl Disks {
         self.take_by(worker, most, SupportedProtocols::Ours)
     }
 
-    pub(crate) fn take_by(&self, worker: &str, most: usize, supported: SupportedProtocols) -> Vec<Job> {
+    pub(crate) fn take_by(
+        &self,
+        worker: &str,
+        most: usize,
+        supported: SupportedProtocols,
+    ) -> Vec<Job> {
         let (now, settings) = (self.world.now(), &self.world.settings);
         let wanted = queue::Wanted { worker: worker.to_owned(), most, lease: LEASE, supported };
         self.world.write(|tx| queue::take(tx, &wanted, settings, now))

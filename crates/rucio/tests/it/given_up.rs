@@ -17,7 +17,7 @@ use mainstay_rules::rse::{self, RseSettings};
 use mainstay_rules::rule::{Settings, update};
 use mainstay_rules::{Class, explain, queue, replica};
 use mainstay_transfers::worker::{Queue, Worker};
-use mainstay_transfers::{JobProgress, Job, Outcome};
+use mainstay_transfers::{Job, JobProgress, Outcome};
 use serde_json::json;
 
 use crate::disks::Disks;

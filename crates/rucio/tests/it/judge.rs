@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use mainstay_catalog::Catalog;
-use mainstay_rules::Settings;
-use mainstay_rules::api::{Grouping, Micros, NewRule, SECOND};
-use mainstay_rules::judge::{Judge, Machine, Managed, Surroundings, beat};
+use mainstay_clock::ManualClock;
+use mainstay_rules::api::{Grouping, NewRule, SECOND};
+use mainstay_rules::judge::{Judge, Managed, beat};
+use mainstay_rules::{Environment, Settings};
 
 use crate::world::{START, World, postgres};
 
@@ -28,17 +30,9 @@ fn live_servers_share_the_work_and_dead_ones_are_left_out() {
 }
 
 /// A clock one hour after the start of the world.
-#[derive(Debug)]
-struct Later;
-
-impl Surroundings for Later {
-    fn now(&self) -> Micros {
-        START + 3600 * SECOND
-    }
-
-    fn seed(&self) -> u64 {
-        Machine.seed()
-    }
+fn later() -> Environment {
+    let later = Timestamp::from_microsecond(START + 3600 * SECOND).unwrap();
+    Environment::new(ManualClock::new(later))
 }
 
 /// Waits until no daemon has work left.
@@ -58,7 +52,7 @@ fn daemons_finish_their_work_and_stop_on_shutdown() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let judge = {
             let _inside = runtime.enter();
-            let (around, storage) = (Arc::new(Later), Arc::new(Managed::default()));
+            let (around, storage) = (later(), Arc::new(Managed::default()));
             Judge::start(world.catalog.clone(), Settings::default(), around, storage)
         };
         let rule = NewRule {

@@ -8,7 +8,7 @@ use mainstay_rules::rse::{self, RseSettings};
 use mainstay_rules::{Class, explain, protocol, queue, replica};
 use mainstay_transfers::protocol::Protocol;
 use mainstay_transfers::store::SupportedProtocols;
-use mainstay_transfers::{JobProgress, Job, Outcome};
+use mainstay_transfers::{Job, JobProgress, Outcome};
 use serde_json::json;
 
 use crate::disks::{Disks, LEASE};

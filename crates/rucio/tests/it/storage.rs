@@ -10,9 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mainstay_rules::api::{Grouping, Micros, NewFile, NewRule, SECOND};
 use mainstay_rules::audit::decide::Patience;
 use mainstay_rules::audit::{Finding, Step, Wanted, audit, within};
-use mainstay_rules::judge::{Machine, Surroundings};
-use mainstay_rules::replica;
 use mainstay_rules::rse::RseSettings;
+use mainstay_rules::{Environment, replica};
 use serde_json::json;
 
 use crate::disks::Disks;
@@ -27,7 +26,7 @@ pub(crate) fn wanted(disks: &Disks, after: Micros) -> Wanted {
     Wanted {
         rses: disks.world.write(|tx| within(tx, None)),
         checksums: false,
-        now: Machine.now() + after,
+        now: Environment::system().now() + after,
         patience: Patience::default(),
     }
 }

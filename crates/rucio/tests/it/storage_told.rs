@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use clap::Parser;
+use jiff::Timestamp;
+use mainstay_clock::ManualClock;
 use mainstay_rucio::{Local, Service};
-use mainstay_rules::api::Micros;
+use mainstay_rules::Environment;
 use mainstay_rules::audit::Wanted;
 use mainstay_rules::cli::{self, Command, Format};
-use mainstay_rules::judge::{Machine, Surroundings};
 use mainstay_transfers::credential::{Credential, Credentials};
 use serde_json::{Value, json};
 
@@ -18,18 +19,10 @@ use crate::storage::{DAYS_LATER, LATER, found_by, found_while, put, shown, wante
 use crate::surface::{Shell, service};
 use crate::world::World;
 
-/// The machine's clock, some hours ahead.
-#[derive(Debug)]
-struct Ahead;
-
-impl Surroundings for Ahead {
-    fn now(&self) -> Micros {
-        Machine.now() + LATER
-    }
-
-    fn seed(&self) -> u64 {
-        7
-    }
+/// A clock that is some hours ahead of the machine's.
+fn ahead() -> Environment {
+    let later = Environment::system().now() + LATER;
+    Environment::new(ManualClock::new(Timestamp::from_microsecond(later).unwrap()))
 }
 
 #[derive(Parser)]
@@ -42,7 +35,7 @@ struct Tree {
 fn run(disks: &Disks, line: &str, format: Format) -> Result<(u8, String), String> {
     let words = std::iter::once("rules").chain(line.split_whitespace());
     let tree = Tree::try_parse_from(words).map_err(|error| error.to_string())?;
-    let around = Arc::new(Ahead);
+    let around = ahead();
     let local = Local::new(Service { around, access: disks.access(), ..service(&disks.world) });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut out = Vec::new();

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use clap::Parser;
 use mainstay_rucio::{Caller, Local, Service};
+use mainstay_rules::Environment;
 use mainstay_rules::api::{Grouping, NewRule};
 use mainstay_rules::cli::{self, Command, Format, Remote};
-use mainstay_rules::judge::Machine;
 use serde_json::{Value, json};
 
 use crate::world::World;
@@ -27,7 +27,7 @@ pub(crate) fn service(world: &World) -> Service {
     Service {
         catalog: world.catalog.clone(),
         settings: world.settings.clone(),
-        around: Arc::new(Machine),
+        around: Environment::system(),
         access: Default::default(),
         logins: Default::default(),
     }

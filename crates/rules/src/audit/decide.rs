@@ -299,10 +299,7 @@ mod tests {
             (Observation::Length(1), None),
             (Observation::Length(0), Some("DIFFERS size is 0 bytes, expected 1")),
             (sums(1, "00620062"), None),
-            (
-                sums(1, "00000001"),
-                Some("DIFFERS adler32 checksum is 00000001, expected 00620062"),
-            ),
+            (sums(1, "00000001"), Some("DIFFERS adler32 checksum is 00000001, expected 00620062")),
             (sums(2, "00620062"), Some("DIFFERS size is 2 bytes, expected 1")),
             (Observation::Nothing("gone".to_owned()), Some("MISSING gone")),
             (Observation::Unread("a disk".to_owned()), Some("UNREAD a disk")),

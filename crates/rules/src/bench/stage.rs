@@ -10,7 +10,6 @@ use serde_json::json;
 use super::{ACCOUNT, Bench, Options, SCOPE};
 use crate::api::{Did, NewFile};
 use crate::error::{Class, Result, refuse};
-use crate::judge::{Machine, Surroundings};
 use crate::rse::{self, RseSettings};
 use crate::{account, protocol, replica};
 
@@ -54,7 +53,7 @@ pub fn laid_out(
     let mut bench = Bench::new(catalog, &options, &mut tell);
     bench.furnish()?;
     for (at, (name, folder)) in [("FROM-DISK", from), ("TO-DISK", to)].into_iter().enumerate() {
-        let (now, uuid) = (Machine.now(), format!("{:032x}", 9_000 + at));
+        let (now, uuid) = (bench.now(), format!("{:032x}", 9_000 + at));
         catalog.write_blocking(|tx| {
             rse::add(tx, name, &RseSettings::default(), &uuid, now)?;
             account::set_local_limit(tx, ACCOUNT, name, Some(1 << 60))
@@ -89,7 +88,7 @@ pub fn laid_out(
             let bytes = bytes as i64;
             files.push(NewFile { did, bytes, adler32, md5: None, path: None, state: None });
         }
-        let now = Machine.now();
+        let now = bench.now();
         catalog
             .write_blocking(|tx| replica::add_replicas(tx, "FROM-DISK", &files, ACCOUNT, now))?;
         bench.attach(&dataset, first, some)?;

@@ -15,7 +15,8 @@ use mainstay_catalog::{Catalog, Daemon, values};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::{Done, Pass, Storage, Surroundings, pass};
+use super::{Done, Pass, Storage, pass};
+use crate::Environment;
 use crate::api::{Micros, SECOND};
 use crate::error::Result;
 use crate::rule::Settings;
@@ -56,7 +57,7 @@ impl Judge {
     pub fn start(
         catalog: Catalog,
         settings: Settings,
-        around: Arc<dyn Surroundings>,
+        around: Environment,
         storage: Arc<dyn Storage>,
     ) -> Self {
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -66,7 +67,7 @@ impl Judge {
                 catalog: catalog.clone(),
                 settings: settings.clone(),
                 share: Arc::clone(&share),
-                around: Arc::clone(&around),
+                around: around.clone(),
                 storage: Arc::clone(&storage),
                 daemon,
                 every,
@@ -99,12 +100,7 @@ impl Judge {
 }
 
 /// Renews the heartbeat of this server and updates its shard.
-async fn live(
-    catalog: Catalog,
-    around: Arc<dyn Surroundings>,
-    share: Arc<Share>,
-    stop: CancellationToken,
-) {
+async fn live(catalog: Catalog, around: Environment, share: Arc<Share>, stop: CancellationToken) {
     while !stop.is_cancelled() {
         let (one, now) = (catalog.clone(), around.now());
         let found = tokio::task::spawn_blocking(move || beat(&one, one.origin(), now)).await;
@@ -130,7 +126,7 @@ struct Runner {
     catalog: Catalog,
     settings: Settings,
     share: Arc<Share>,
-    around: Arc<dyn Surroundings>,
+    around: Environment,
     storage: Arc<dyn Storage>,
     daemon: Daemon,
     every: Duration,

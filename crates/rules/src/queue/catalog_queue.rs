@@ -8,10 +8,10 @@ use futures_util::future::BoxFuture;
 use mainstay_catalog::Catalog;
 use mainstay_transfers::store::SupportedProtocols;
 use mainstay_transfers::worker::Queue;
-use mainstay_transfers::{JobProgress, Job, Outcome};
+use mainstay_transfers::{Job, JobProgress, Outcome};
 
+use crate::Environment;
 use crate::api::Micros;
-use crate::judge::Surroundings;
 use crate::queue;
 use crate::rule::Settings;
 
@@ -23,7 +23,7 @@ pub struct CatalogQueue {
     /// Settings for transfers.
     pub settings: Settings,
     /// Time and randomness.
-    pub around: Arc<dyn Surroundings>,
+    pub around: Environment,
     /// The name of the worker.
     pub worker: String,
     /// How long a lease lasts.
@@ -39,7 +39,8 @@ impl CatalogQueue {
 impl Queue for CatalogQueue {
     fn take(&self, most: usize) -> BoxFuture<'_, Result<Vec<Job>, String>> {
         async move {
-            let (worker, lease, supported) = (self.worker.clone(), self.micros(), SupportedProtocols::Ours);
+            let (worker, lease, supported) =
+                (self.worker.clone(), self.micros(), SupportedProtocols::Ours);
             let wanted = queue::Wanted { worker, most, lease, supported };
             let (settings, now) = (self.settings.clone(), self.around.now());
             let taken =

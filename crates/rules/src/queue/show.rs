@@ -94,9 +94,10 @@ pub fn show(
             Verdict::Go(from, _) => (name(Some(from)), "it is next for a worker".to_owned()),
             Verdict::NoSources => (None, "there is no replica to copy from".to_owned()),
             Verdict::Wait(why) | Verdict::Full(why) => (None, why),
-            Verdict::Marked => {
-                (None, "its only copy was marked for removal; that copy is checked first".to_owned())
-            }
+            Verdict::Marked => (
+                None,
+                "its only copy was marked for removal; that copy is checked first".to_owned(),
+            ),
         };
         waits(one, source, why)
     });

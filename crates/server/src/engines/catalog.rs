@@ -4,8 +4,7 @@
 use std::path::Path;
 
 use mainstay_catalog::Catalog;
-use mainstay_rules::account;
-use mainstay_rules::judge::{Machine, Surroundings};
+use mainstay_rules::{Environment, account};
 use mainstay_store::identity::{self, Decision, Marker, decide};
 use mainstay_store::sqlite::lock::Lock;
 
@@ -20,7 +19,7 @@ pub async fn open(address: &str) -> Result<Catalog, Error> {
 }
 
 async fn with_root(catalog: Catalog) -> Result<Catalog, Error> {
-    let now = Machine.now();
+    let now = Environment::system().now();
     let root = catalog.write(move |tx| account::add_root(tx, now));
     root.await.map_err(Error::engine)?;
     Ok(catalog)
@@ -86,7 +85,7 @@ pub(super) async fn open_own(
     let found = catalog.identity().await.map_err(Error::engine)?;
     let identity = match decided(data_dir, address, &marker, found, meant)? {
         Some(identity) => identity,
-        None => catalog.give_identity(Machine.seed()).await.map_err(Error::engine)?,
+        None => catalog.give_identity(Environment::system().seed()).await.map_err(Error::engine)?,
     };
     let marker = Marker { catalog: Some(identity), ..marker };
     marker.write(data_dir).map_err(crate::Error::from)?;

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use http::{Extensions, HeaderMap};
 use mainstay_rucio as rest;
-use mainstay_rules::Settings;
-use mainstay_rules::judge::{Judge, Machine, Managed};
+use mainstay_rules::judge::{Judge, Managed};
 use mainstay_rules::logins::Logins;
 use mainstay_rules::queue::CatalogQueue;
+use mainstay_rules::{Environment, Settings};
 use mainstay_store::sqlite::lock::Lock;
 use mainstay_transfers::store::Access;
 use mainstay_transfers::worker::{LEASE, Worker};
@@ -97,7 +97,8 @@ async fn open(
     let (data_dir, address) = (&options.data_dir, rules.address(&options.data_dir));
     let (catalog, lock) = catalog::open_own(data_dir, &address, options.new_cluster).await?;
     let (settings, access, logins) = (Settings::default(), rules.access, Logins::default());
-    Ok((rest::Service { catalog, settings, around: Arc::new(Machine), access, logins }, lock))
+    let around = Environment::system();
+    Ok((rest::Service { catalog, settings, around, access, logins }, lock))
 }
 
 /// The account of Rucio that a user of the server acts as.
@@ -134,7 +135,7 @@ impl Mounted {
         let own = CatalogQueue {
             catalog: service.catalog.clone(),
             settings: service.settings.clone(),
-            around: Arc::clone(&service.around),
+            around: service.around.clone(),
             worker: format!("server-{}", service.catalog.origin()),
             lease: LEASE,
         };

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainstay_client::{Address, Client};
 use mainstay_controller::Reflector;
 use mainstay_store::builtin::Node;
-use mainstay_store::kubernetes::{Address, Client, KubernetesStore};
+use mainstay_store::kubernetes::KubernetesStore;
 use mainstay_store::objects::Objects;
 use mainstay_store::resources::{
     CountingIdentities, DeleteOptions, Effect, Reason, Resources, WriteOptions,

@@ -36,11 +36,12 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use mainstay_client::{Access, Address, Client};
 use mainstay_server::{Options, Running, Server};
 use mainstay_store::builtin::Namespace;
 use mainstay_store::cache::Retention;
 use mainstay_store::clock::{ManualClock, SystemClock};
-use mainstay_store::kubernetes::{Access, Address, Client, KubernetesStore};
+use mainstay_store::kubernetes::KubernetesStore;
 use mainstay_store::meta::ObjectMeta;
 use mainstay_store::object::Resource;
 use mainstay_store::objects::{At, Objects};

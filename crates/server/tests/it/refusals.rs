@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use http::Method;
+use mainstay_client::{Address, Client};
 use mainstay_store::cache::Retention;
-use mainstay_store::kubernetes::{Address, Client, KubernetesStore};
+use mainstay_store::kubernetes::KubernetesStore;
 use mainstay_store::object::Body;
 use mainstay_store::objects::{Change, Error, Objects, Write};
 use mainstay_store::status::Reason;

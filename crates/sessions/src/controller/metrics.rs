@@ -78,7 +78,11 @@ impl Metrics {
             self.nodes_lost.clone(),
         );
         registry.register("messages_sent", "Messages sent to nodes", self.sent.clone());
-        registry.register("messages_received", "Messages received from nodes", self.received.clone());
+        registry.register(
+            "messages_received",
+            "Messages received from nodes",
+            self.received.clone(),
+        );
         registry.register(
             "slow_streams_closed",
             "Streams closed because the node did not read them",
