@@ -119,25 +119,9 @@ impl Certificates {
 
     /// Keeps the records current until the store closes.
     pub(crate) async fn follow(&self) -> Result<(), StoreError> {
-        let mut from = *self.seen.borrow();
-        loop {
-            let ended = match self.objects.watch(Scope::all(&self.resource), from).await {
-                Ok(mut changes) => loop {
-                    match changes.next().await {
-                        Ok(events) => self.apply(&events),
-                        Err(error) => break error,
-                    }
-                },
-                Err(error) => error,
-            };
-            match ended {
-                StoreError::Closed => return Ok(()),
-                StoreError::Expired { .. } | StoreError::TooNew { .. } => {
-                    from = self.reload().await?;
-                }
-                error => return Err(error),
-            }
-        }
+        let from = *self.seen.borrow();
+        let apply = |events: &[Arc<Event>]| self.apply(events);
+        internal::follow(&*self.objects, &self.resource, from, apply, || self.reload()).await
     }
 
     fn apply(&self, events: &[Arc<Event>]) {

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use mainstay_store::object::{Body, Key, Record, Resource};
-use mainstay_store::objects::{Change, Error, Objects, Write};
+use mainstay_store::object::{Body, Event, Key, Record, Resource, Revision};
+use mainstay_store::objects::{Change, Error, Objects, Scope, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -45,5 +45,35 @@ pub(crate) async fn create_or_get(
             found.ok_or_else(|| Error::NotFound { key: key.clone() })
         }
         Err(error) => Err(error),
+    }
+}
+
+/// Passes every change of a collection after `from` to `apply`, until the store closes. `reload`
+/// reads the collection anew and returns its revision; it is called when changes were missed.
+pub(crate) async fn follow<Reload>(
+    objects: &dyn Objects,
+    resource: &Resource,
+    mut from: Revision,
+    apply: impl Fn(&[Arc<Event>]),
+    reload: impl Fn() -> Reload,
+) -> Result<(), Error>
+where
+    Reload: Future<Output = Result<Revision, Error>>,
+{
+    loop {
+        let ended = match objects.watch(Scope::all(resource), from).await {
+            Ok(mut changes) => loop {
+                match changes.next().await {
+                    Ok(events) => apply(&events),
+                    Err(error) => break error,
+                }
+            },
+            Err(error) => error,
+        };
+        match ended {
+            Error::Closed => return Ok(()),
+            Error::Expired { .. } | Error::TooNew { .. } => from = reload().await?,
+            error => return Err(error),
+        }
     }
 }

@@ -21,7 +21,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use mainstay_store::clock::Clock;
 use mainstay_store::object::{Action, Event, Key, Record, Resource, Revision};
-use mainstay_store::objects::{At, Change, Error as StoreError, Objects, Scope, Write};
+use mainstay_store::objects::{At, Change, Error as StoreError, Objects, Write};
 use parking_lot::{Mutex, RwLock};
 use rustls::crypto::aws_lc_rs;
 use serde::{Deserialize, Serialize};
@@ -211,26 +211,9 @@ impl Tokens {
     }
 
     async fn feed(&self) -> Result<(), StoreError> {
-        let mut from = *self.seen.borrow();
-        loop {
-            let scope = Scope::all(&self.resource);
-            let ended = match self.objects.watch(scope, from).await {
-                Ok(mut changes) => loop {
-                    match changes.next().await {
-                        Ok(events) => self.apply(&events),
-                        Err(error) => break error,
-                    }
-                },
-                Err(error) => error,
-            };
-            match ended {
-                StoreError::Closed => return Ok(()),
-                StoreError::Expired { .. } | StoreError::TooNew { .. } => {
-                    from = self.reload().await?;
-                }
-                error => return Err(error),
-            }
-        }
+        let from = *self.seen.borrow();
+        let apply = |events: &[Arc<Event>]| self.apply(events);
+        internal::follow(&*self.objects, &self.resource, from, apply, || self.reload()).await
     }
 
     async fn keep_swept(&self) -> Infallible {

@@ -3,31 +3,16 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mainstay_catalog::private_postgres::PrivatePostgres;
 use serde_json::Value;
 
-use crate::process::{MAINSTAY, TestServer, cannot_test, folder, text_of};
+use crate::process::{TestServer, cannot_test, code, folder, offline};
 use crate::rules::must;
 
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/backup-v2");
-
-fn offline(arguments: &[&str]) -> Output {
-    let mut command = Command::new(MAINSTAY);
-    for name in ["MAINSTAY_DATA_DIR", "MAINSTAY_STORE", "MAINSTAY_CATALOG", "KUBECONFIG"] {
-        command.env_remove(name);
-    }
-    command.args(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
-#[track_caller]
-fn code(output: &Output, expected: i32) -> String {
-    let text = text_of(output);
-    assert_eq!(output.status.code(), Some(expected), "{text}");
-    text
-}
 
 fn shown(path: &Path) -> &str {
     path.to_str().unwrap()

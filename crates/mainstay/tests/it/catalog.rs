@@ -3,31 +3,15 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mainstay_catalog::Catalog;
 use mainstay_catalog::private_postgres::PrivatePostgres;
 use parking_lot::Mutex;
 
-use crate::process::{MAINSTAY, TestServer, cannot_test, folder, text_of};
+use crate::process::{MAINSTAY, TestServer, cannot_test, folder, offline, refused, text_of};
 use crate::services::SmallDisk;
-
-/// A server that must not start; what it said.
-fn refused(data_dir: &Path, arguments: &[&str]) -> String {
-    match TestServer::try_start_in(data_dir, arguments) {
-        (_, Err(said)) => said,
-        (mut child, Ok(_)) => {
-            drop(child.kill());
-            drop(child.wait());
-            panic!("a server started in {}", data_dir.display());
-        }
-    }
-}
-
-fn offline(arguments: &[&str]) -> Output {
-    Command::new(MAINSTAY).args(arguments).env_remove("MAINSTAY_DATA_DIR").output().unwrap()
-}
 
 /// Asks as an administrator; the status and the answer.
 fn ask(server: &TestServer, arguments: &[&str], path: &str) -> (u16, String) {

@@ -2,25 +2,11 @@
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
-use crate::process::{MAINSTAY, TestServer, folder, text_of};
-
-fn offline(arguments: &[&str]) -> Output {
-    let mut command = Command::new(MAINSTAY);
-    for name in ["MAINSTAY_DATA_DIR", "MAINSTAY_STORE", "KUBECONFIG"] {
-        command.env_remove(name);
-    }
-    command.args(arguments).output().unwrap()
-}
-
-fn code(output: &Output, expected: i32) -> String {
-    let text = text_of(output);
-    assert_eq!(output.status.code(), Some(expected), "{text}");
-    text
-}
+use crate::process::{TestServer, code, folder, offline};
 
 fn restore(file: &Path, data_dir: &Path) -> Output {
     offline(&["restore", file.to_str().unwrap(), "--data-dir", data_dir.to_str().unwrap()])

@@ -165,3 +165,32 @@ pub(crate) fn text_of(output: &Output) -> String {
     }
     text
 }
+
+/// Starts a server that must not start; returns its output.
+pub(crate) fn refused(data_dir: &Path, arguments: &[&str]) -> String {
+    match TestServer::try_start_in(data_dir, arguments) {
+        (_, Err(said)) => said,
+        (mut child, Ok(_)) => {
+            drop(child.kill());
+            drop(child.wait());
+            panic!("a server started in {}", data_dir.display());
+        }
+    }
+}
+
+/// Runs a command without the settings of the environment.
+pub(crate) fn offline(arguments: &[&str]) -> Output {
+    let mut command = Command::new(MAINSTAY);
+    for name in ["MAINSTAY_DATA_DIR", "MAINSTAY_STORE", "MAINSTAY_CATALOG", "KUBECONFIG"] {
+        command.env_remove(name);
+    }
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// The output of a command that must exit with `expected`.
+#[track_caller]
+pub(crate) fn code(output: &Output, expected: i32) -> String {
+    let text = text_of(output);
+    assert_eq!(output.status.code(), Some(expected), "{text}");
+    text
+}

@@ -2,25 +2,8 @@
 //! mistake, and what to do is said.
 
 use std::path::Path;
-use std::process::{Command, Output};
 
-use crate::process::{MAINSTAY, TestServer, folder, text_of};
-
-/// A server on any free port that must not start; what it said.
-fn refused(data_dir: &Path, arguments: &[&str]) -> String {
-    match TestServer::try_start_in(data_dir, arguments) {
-        (_, Err(said)) => said,
-        (mut child, Ok(_)) => {
-            drop(child.kill());
-            drop(child.wait());
-            panic!("a server started in {}", data_dir.display());
-        }
-    }
-}
-
-fn offline(arguments: &[&str]) -> Output {
-    Command::new(MAINSTAY).args(arguments).env_remove("MAINSTAY_DATA_DIR").output().unwrap()
-}
+use crate::process::{MAINSTAY, TestServer, folder, offline, refused, text_of};
 
 fn remove(data_dir: &Path, names: &[&str]) {
     for name in names {

@@ -23,6 +23,7 @@ mod laws;
 mod methods;
 mod moving;
 mod named;
+mod permissions;
 mod services;
 mod storage;
 mod storage_told;
