@@ -50,11 +50,11 @@ pub mod reason {
     pub const EXITED: &str = "Exited";
     /// The process was ended by a signal that the agent did not send.
     pub const SIGNALLED: &str = "Signalled";
-    /// The kernel ended the process for want of memory.
+    /// The kernel killed the process because memory ran out.
     pub const OUT_OF_MEMORY: &str = "OutOfMemory";
     /// The process was not ready in time.
     pub const NOT_READY: &str = "NotReady";
-    /// The session could not be written down.
+    /// The state file of the session could not be written.
     pub const NOT_WRITTEN: &str = "NotWritten";
     /// The process ended while the agent was away, or the machine was restarted.
     pub const LOST: &str = "Lost";
@@ -73,7 +73,7 @@ pub enum Error {
         /// Its name.
         name: String,
     },
-    /// It contradicts what is there.
+    /// It conflicts with an existing instance or session.
     #[error("{0}")]
     Conflict(String),
     /// The node lacks a resource: disk space, a port. Retry elsewhere or later.
@@ -190,7 +190,7 @@ pub type Log = BoxStream<'static, std::io::Result<Vec<u8>>>;
 /// the other; those for different instances need not wait for each other.
 pub trait Runtime: Send + Sync + Debug {
     /// Starts an instance: Creating, then Running with endpoints or Standby; or Terminated if it
-    /// comes to nothing. Twice with the same template is once.
+    /// fails. A second call with the same template starts no second instance.
     ///
     /// # Errors
     /// `Conflict`: there is one of that name from another template. `Exhausted`: no disk, no port.
@@ -217,15 +217,15 @@ pub trait Runtime: Send + Sync + Debug {
     /// `NotFound`; `Conflict`: it is ending; `Failed`.
     fn thaw(&self, id: Id) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Gives a session to an instance: Initializing, then Open. A frozen instance is thawed first;
+    /// Opens a session on an instance: Initializing, then Open. A frozen instance is thawed first;
     /// one that is not ready yet has the session as soon as it is.
     ///
     /// # Errors
-    /// `NotFound`; `Conflict`: the instance has another session or is ending; `Exhausted`: it
-    /// cannot be written down.
+    /// `NotFound`; `Conflict`: the instance has another session or is ending; `Exhausted`: its
+    /// state file cannot be written.
     fn open(&self, open: OpenSession) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// Takes a session from its instance: Closing, then Closed, in order or by force when the grace
+    /// Closes the session of an instance: Closing, then Closed, in order or by force when the grace
     /// is over; the reason says which ([`reason`]).
     ///
     /// # Errors
@@ -242,7 +242,7 @@ pub trait Runtime: Send + Sync + Debug {
     /// was not yet taken from the events.
     fn report(&self) -> Report;
 
-    /// Ends looking after instances and waits until that is done. Real instances live on, and are
-    /// found again by the next runtime on the same folder.
+    /// Stops supervising instances and waits until that is done. Real instances keep running, and
+    /// the next runtime on the same folder adopts them.
     fn shutdown(&self) -> BoxFuture<'_, ()>;
 }

@@ -14,7 +14,7 @@ use super::{Error, Event, Id, Start, reason};
 /// A session at its instance.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Session {
-    /// How it is, its object included.
+    /// Its state, with its object.
     pub(super) state: SessionState,
     /// The data for the application.
     pub(super) data: String,
@@ -30,7 +30,7 @@ pub(super) struct Record<X> {
     pub(super) own: X,
 }
 
-/// Whether something is new, or was so already and is only told again.
+/// Whether a command changed something, or repeats an earlier one and is only reported again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Done {
     New,
@@ -96,8 +96,8 @@ impl<X> Ledger<X> {
         self.records.get_mut(id).ok_or_else(|| missing("instance", id))
     }
 
-    /// Whether an instance of that name and template is there already, which is told again; with
-    /// another template it is a conflict.
+    /// Whether an instance of that name and template exists already; its state is then reported
+    /// again. With another template it is a conflict.
     pub(super) fn known(&self, start: &Start) -> Result<Done, Error> {
         let Some(record) = self.records.get(&start.id) else { return Ok(Done::New) };
         if record.state.template != start.template {
@@ -110,13 +110,13 @@ impl<X> Ledger<X> {
         Ok(Done::Again)
     }
 
-    /// Adds an instance as it is, and tells.
+    /// Adds an instance in its current phase, and reports it.
     pub(super) fn add(&mut self, record: Record<X>) {
         self.outbox.say(Event::Instance(record.state.clone()));
         self.records.insert(id_of(&record.state), record);
     }
 
-    /// Moves an instance from one of `from` to `to`. Not from there, nothing happens: it is `Again`.
+    /// Moves an instance from one of `from` to `to`. In any other phase nothing changes: returns `Again`.
     pub(super) fn step(
         &mut self,
         id: &Id,
@@ -192,7 +192,7 @@ impl<X> Ledger<X> {
         (session.state.name == name).then_some(session)
     }
 
-    /// The name of an instance's session, and how far it is.
+    /// The name and phase of an instance's session.
     pub(super) fn session_of(&self, id: &Id) -> Option<(String, SessionPhase)> {
         let session = self.records.get(id)?.session.as_deref()?;
         Some((session.state.name.clone(), session.state.phase()))
@@ -213,7 +213,7 @@ impl<X> Ledger<X> {
         Ok(if new { Done::New } else { Done::Again })
     }
 
-    /// The instance has not been heard of for too long.
+    /// The instance missed its pings for too long.
     pub(super) fn silent(&mut self, id: &Id, name: &str, message: String) -> bool {
         if let Some(session) = self.session(id, name) {
             reason::NO_HEARTBEAT.clone_into(&mut session.state.reason);

@@ -1,13 +1,13 @@
 //! Instances as real processes that outlive the agent.
 //!
-//! An instance has a folder of its own: the file that says it exists ([`state`]), its log
+//! An instance has a folder of its own: its state file ([`state`]), its log
 //! ([`logs`]), its settings, and the folder it works in. It has a session and, where the machine has
 //! them, control groups of its own ([`cgroups`]), and it is watched by its pidfd, so that its end is
-//! noticed without asking, whether this agent started it or an earlier one ([`supervise`]).
+//! noticed without polling, whether this agent started it or an earlier one ([`supervise`]).
 //!
 //! Always true: no program runs that is not recorded ([`spawn`]); a process is taken for
-//! an instance only if its number, its start time and the machine's boot are those written down;
-//! what cannot be written is refused as a whole, and running instances go on.
+//! an instance only if its number, its start time and the machine's boot match its state file;
+//! a command whose state cannot be written is refused as a whole, and running instances keep running.
 
 mod cgroups;
 mod logs;
@@ -210,7 +210,7 @@ async fn keep_logs_small(shared: Arc<Shared>) {
                 }
             }
         });
-        // Only a panic could make it fail, and that has been told where it happened.
+        // It fails only after a panic, which is logged where it happened.
         let _ = looked.await;
     }
 }
@@ -224,7 +224,7 @@ impl Shared {
         self.options.folder.join("instances").join(&id.namespace).join(&id.name)
     }
 
-    /// Writes down how an instance is. One that is over is not written down again.
+    /// Writes the state file of an instance, unless the instance has ended.
     fn save(&self, id: &Id) -> io::Result<()> {
         let Ok(file) = self.ledger().get(id).map(|record| record.own.file.clone()) else {
             return Ok(());
@@ -239,7 +239,7 @@ impl Shared {
         saved.write(&self.folder(id))
     }
 
-    /// The same, where the world goes on if it fails: the next change tries again.
+    /// The same, but ignores failures: the next change writes it again.
     fn keep(&self, id: &Id) {
         if let Err(error) = self.save(id) {
             tracing::warn!(instance = %id, %error, "writing the state file of an instance failed");
@@ -326,7 +326,7 @@ impl Runtime for Processes {
             if shared.ledger().known(&start)? == Done::Again {
                 return Ok(());
             }
-            // It touches the disk and forks: not for a thread that others wait for.
+            // It uses the disk and forks: run it on a blocking thread.
             let begun = tokio::task::spawn_blocking(move || shared.begin(start)).await;
             begun.unwrap_or_else(|error| Err(Error::Failed(error.to_string())))
         }
@@ -337,7 +337,7 @@ impl Runtime for Processes {
         let stop = || {
             let own = u64::from(self.shared.ledger().get(&id)?.own.start.process.grace_seconds);
             let grace = grace.unwrap_or(Duration::from_secs(own));
-            let message = "it was told to stop".to_owned();
+            let message = "it was asked to stop".to_owned();
             self.shared.order(&id, Order { grace, why: reason::STOPPED, message })
         };
         std::future::ready(stop()).boxed()

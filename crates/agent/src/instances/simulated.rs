@@ -162,7 +162,7 @@ impl Simulated {
         let from = [Creating, Standby, Activating, Running, Evacuating];
         if self.ledger().step(&id, &from, Terminating)? == Done::New {
             self.after(self.shared.delays.stop, move |this| {
-                this.ledger().ended(&id, reason::STOPPED, "it was told to stop".to_owned());
+                this.ledger().ended(&id, reason::STOPPED, "it was asked to stop".to_owned());
             });
         }
         Ok(())

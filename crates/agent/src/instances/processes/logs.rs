@@ -23,9 +23,9 @@ use crate::private;
 
 /// The size beyond which a log is put aside. There is one more of at most that size.
 pub(super) const SIZE: u64 = 1 << 20;
-/// How much is handed on at once.
+/// The largest piece that is sent at once.
 const PIECE: usize = 64 << 10;
-/// How often a followed log is looked at.
+/// How often a followed log is checked for new output.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Opens the log for a process to append to.
@@ -71,7 +71,7 @@ fn tail(text: &[u8], lines: u64) -> &[u8] {
     text.get(from..).unwrap_or_default()
 }
 
-/// Until when a log is followed, and who waits for that.
+/// The events that end the following of a log.
 #[derive(Debug)]
 pub(super) struct Follow {
     /// The instance is gone.
@@ -81,7 +81,7 @@ pub(super) struct Follow {
     pub(super) tasks: TaskTracker,
 }
 
-/// Reads a log: what there is, and if it is followed what comes.
+/// Reads a log: its content, and if it is followed everything that is appended.
 pub(super) fn read(
     folder: &Path,
     lines: u64,
@@ -114,7 +114,7 @@ pub(super) fn read(
     Ok(there.chain(coming).boxed())
 }
 
-/// Hands on what is appended; ends when the reader or the instance is gone.
+/// Sends appended output; ends when the reader or the instance is gone.
 async fn following(
     mut log: File,
     sender: mpsc::Sender<io::Result<Vec<u8>>>,
@@ -122,7 +122,7 @@ async fn following(
     clock: Arc<dyn Clock>,
 ) {
     loop {
-        // Asked before reading: what was written before the end is still handed on.
+        // Checked before reading, so that output written before the end is still sent.
         let last = gone.is_cancelled();
         loop {
             let piece = appended(&mut log);

@@ -1,5 +1,5 @@
-//! Ports for instances: a range, a bit for each, and never one that somebody else on the machine
-//! has.
+//! Chooses ports for instances from a range, and never one that another process of the machine
+//! uses.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
@@ -17,7 +17,7 @@ pub(super) struct Ports {
     next: usize,
 }
 
-/// Whether anybody on the machine has the port.
+/// Whether a process of the machine uses the port.
 fn in_use(port: u16, protocol: Protocol) -> bool {
     let at = (Ipv4Addr::UNSPECIFIED, port);
     let bound = match protocol {

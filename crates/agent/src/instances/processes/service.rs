@@ -1,6 +1,6 @@
 //! The session service: a tiny HTTP interface on a Unix socket, one for each instance that wants
-//! one. Through it a process learns which session it has, says when it is open and closed, who is
-//! connected, and that it is well. docs/sessions-service.md is for those who use it.
+//! one. A process reads its session there, and reports when it is open and closed, which
+//! clients are connected, and pings. docs/sessions-service.md describes it for users.
 //!
 //! A process may ask at any time and again: every answer is the newest state, and `after` waits for
 //! a newer one. Bodies, connections and waits are bounded.
@@ -68,7 +68,7 @@ pub(super) enum Wanted {
 #[derive(Debug)]
 pub(super) struct Service {
     seen: watch::Sender<Seen>,
-    /// The last sign of life, by the clock's elapsed time.
+    /// The last ping, by the clock's elapsed time.
     last: Mutex<Duration>,
 }
 
@@ -78,8 +78,8 @@ impl Service {
         Arc::new(Self { seen, last: Mutex::new(now) })
     }
 
-    /// Tells the process what is now wanted, and gives the number of it. A session that is new
-    /// begins with a sign of life.
+    /// Publishes a new wanted state for the process, and returns its number. A new session counts
+    /// as a ping.
     pub(super) fn show(&self, seen: Seen, now: Duration) {
         if seen.state == Wanted::Open {
             self.alive(now);
@@ -146,7 +146,7 @@ pub(super) async fn serve(
             let mut builder = hyper::server::conn::http1::Builder::new();
             builder.timer(TokioTimer::new());
             tokio::select! {
-                // A process that breaks its own connection off knows it.
+                // An error means that the process closed its connection.
                 _ = builder.serve_connection(TokioIo::new(stream), answering) => {}
                 () = gone.cancelled() => {}
                 () = stop.cancelled() => {}
@@ -156,7 +156,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Notices when an instance with a session has not been heard of for too long.
+/// Detects an instance with a session that missed its pings for too long.
 pub(super) async fn listen_for_life(
     shared: Arc<Shared>,
     id: Id,
@@ -273,7 +273,7 @@ async fn look(shared: &Shared, service: &Service, query: Option<&str>) -> Respon
     said(StatusCode::OK, serde_json::to_vec(&now).unwrap_or_default())
 }
 
-/// The ids of who is connected, from a body.
+/// The ids of the connected clients, from a body.
 async fn clients(body: Incoming) -> Result<Vec<String>, String> {
     let body = Limited::new(body, LARGEST).collect().await;
     let bytes = body.map_err(|error| format!("the body cannot be read: {error}"))?.to_bytes();

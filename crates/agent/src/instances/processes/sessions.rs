@@ -1,5 +1,5 @@
-//! The sessions of real instances: those that use the session service say themselves when a session
-//! is open and closed; for all others it is so at once.
+//! The sessions of real instances: instances that use the session service report when a session
+//! is open and closed; for all others this happens at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ impl Shared {
             self.present(&id);
             self.save(&id).map_err(|error| spawn::trouble("the session", &error))
         }) {
-            // A session that is not written down would be forgotten by the next agent.
+            // The next agent would not know a session without a state file.
             self.ledger().closed(&id, &name, reason::NOT_WRITTEN, error.to_string());
             self.show(&id);
             return Err(error);
@@ -30,7 +30,7 @@ impl Shared {
         Ok(())
     }
 
-    /// A running instance has its session, as far as the agent can see to it.
+    /// Opens the session of a running instance, as far as the agent can.
     pub(super) fn present(&self, id: &Id) {
         let mut ledger = self.ledger();
         let Ok(record) = ledger.get(id) else { return };
@@ -48,7 +48,7 @@ impl Shared {
         }
     }
 
-    /// Tells an instance by its service what is now wanted.
+    /// Publishes the wanted state to an instance through its service.
     pub(super) fn show(&self, id: &Id) {
         let now = self.clock.elapsed();
         let mut ledger = self.ledger();
@@ -116,7 +116,7 @@ impl Shared {
         });
     }
 
-    /// The instance says that its session is open.
+    /// The instance reports that its session is open.
     pub(super) fn said_open(&self, id: &Id) -> bool {
         let mut ledger = self.ledger();
         let opened = match ledger.session_of(id) {
@@ -129,7 +129,7 @@ impl Shared {
         opened
     }
 
-    /// The instance says that its session is closed.
+    /// The instance reports that its session is closed.
     pub(super) fn said_closed(&self, id: &Id) -> bool {
         let mut ledger = self.ledger();
         let Some((name, _)) = ledger.session_of(id) else { return false };
@@ -140,7 +140,7 @@ impl Shared {
         true
     }
 
-    /// The instance says who is connected.
+    /// The instance reports its connected clients.
     pub(super) fn said_clients(&self, id: &Id, ids: Vec<String>) -> bool {
         let now = self.clock.now().as_microsecond();
         let mut ledger = self.ledger();
@@ -154,7 +154,7 @@ impl Shared {
         true
     }
 
-    /// The instance has not been heard of for too long.
+    /// The instance missed its pings for too long.
     pub(super) fn silent(&self, id: &Id, name: &str) {
         let message = format!("the instance missed more than {MISSED} pings");
         if self.ledger().silent(id, name, message) {

@@ -1,8 +1,8 @@
-//! Starting a process so that nothing is ever half-started.
+//! Starts a process so that it is never left half-started.
 //!
 //! The process waits at a gate until the agent has put it into its control group and has written
-//! down that it exists; only then it becomes the program. An agent that is killed before that takes
-//! the gate with it, and the process ends without having run anything. It is in a session of its
+//! its state file; only then it becomes the program. If the agent is killed before that, the gate
+//! closes, and the process ends without having run the program. It is in a session of its
 //! own, and its output goes to its log without the agent, so it does not end with the agent.
 
 use std::ffi::{OsStr, OsString};
@@ -27,7 +27,7 @@ const USUAL: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bi
 /// Waits for a line, then becomes the program.
 const GATE: &str = "read -r go || exit 125; exec \"$@\" </dev/null";
 
-/// How often and how long it is waited for a process to lead its group.
+/// How often and how long to check that a process leads its group.
 const LEADING: (usize, Duration) = (5_000, Duration::from_millis(1));
 
 /// A process that waits at the gate. Dropped without being let go, it ends.

@@ -1,5 +1,5 @@
-//! From the command to the process: ports, folder, groups, the gate, and the file that says that
-//! the instance exists; or nothing at all.
+//! Starts an instance: ports, folder, control groups, the gate, and the state file; a failure
+//! leaves none of them behind.
 
 use std::fs;
 use std::io;

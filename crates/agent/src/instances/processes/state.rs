@@ -1,8 +1,8 @@
 //! The state file of an instance, by which the next agent finds it: small, and replaced atomically.
 //!
 //! It must survive the end of the agent, not that of the machine: so it is renamed into place but
-//! not synced, and carries the machine's boot id. A process is told from a later one of the same
-//! number by when it started.
+//! not synced, and carries the machine's boot id. Processes that had the same
+//! number one after the other are distinguished by their start times.
 
 use std::fs;
 use std::io;
@@ -42,7 +42,7 @@ pub(super) struct Saved {
     endpoints: Vec<SavedEndpoint>,
     pub(super) ports: Vec<u16>,
     session: Option<SavedSession>,
-    /// How often the session service had something new to say.
+    /// The number of the session service's newest state.
     pub(super) seen: u64,
 }
 
@@ -123,7 +123,7 @@ impl Saved {
         }
     }
 
-    /// How far it was.
+    /// Its phase.
     pub(super) fn state(&self) -> InstanceState {
         let mut state = crate::instances::ledger::beginning(&self.start());
         let phase = InstancePhase::try_from(self.phase).unwrap_or(InstancePhase::Creating);
@@ -160,13 +160,13 @@ impl Saved {
         Some(Session { state, data, grace_seconds })
     }
 
-    /// Writes it down: as a whole or not at all.
+    /// Writes the file as a whole or not at all.
     pub(super) fn write(&self, folder: &Path) -> io::Result<()> {
         let beside = folder.join("state.new");
         let written = private::write(&beside, &serde_json::to_vec(self)?)
             .and_then(|()| fs::rename(&beside, folder.join(FILE)));
         if written.is_err() {
-            // Half a file only takes room that is short already.
+            // A partial file would only use disk space.
             let _ = fs::remove_file(&beside);
         }
         written
@@ -181,7 +181,7 @@ impl Saved {
         }
     }
 
-    /// The instance is over: it is not to be found again.
+    /// Removes the file, so that the next agent does not adopt the instance.
     pub(super) fn forget(folder: &Path) {
         if let Err(error) = fs::remove_file(folder.join(FILE))
             && error.kind() != io::ErrorKind::NotFound
@@ -225,8 +225,8 @@ pub(super) fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-/// When a living process started, in the kernel's ticks; nothing if there is none, or only its
-/// remains.
+/// The start time of a running process, in the kernel's ticks; `None` if there is none, or only a
+/// zombie.
 pub(super) fn started(pid: Pid) -> Option<u64> {
     let line = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     // The second field is the program's name, which may hold anything, closing brackets too.

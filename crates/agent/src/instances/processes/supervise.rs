@@ -1,5 +1,5 @@
-//! From the start of a process to its end: readiness, the order to end and its grace, the end, and
-//! what is done after it. And the same for processes of an earlier agent.
+//! Supervises a process from its start to its end: readiness, the order to stop and its grace, the
+//! end, and the cleanup. The same for processes of an earlier agent.
 
 use std::fs;
 use std::future::pending;
@@ -30,7 +30,7 @@ use crate::instances::{Error, Id, Start, reason};
 
 /// How long to wait before readiness is checked again.
 const CHECKS: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(250));
-/// How often and how long it is waited for the last of a group to be gone.
+/// How often and how long to check that the last process of a group is gone.
 const LEAVING: (usize, Duration) = (200, Duration::from_millis(10));
 
 /// The sign of readiness that is waited for.
@@ -41,7 +41,7 @@ async fn on<T>(maybe: &mut Option<BoxFuture<'static, T>>) -> T {
     }
 }
 
-/// Looks after one process until it ends, or the agent does.
+/// Supervises one process until it or the agent ends.
 pub(super) async fn supervise(shared: Arc<Shared>, id: Id, pidfd: OwnedFd) {
     let (mut orders, group, pid, phase, start, ports) = {
         let ledger = shared.ledger();
@@ -94,7 +94,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, id: Id, pidfd: OwnedFd) {
 
 /// Asks a process and all it started to end.
 fn terminate(group: &Group, pid: Pid, pidfd: &OwnedFd) {
-    // A frozen process hears nothing.
+    // A frozen process does not handle signals.
     let _ = group.thaw(pid);
     if kill_process_group(pid, Signal::TERM).is_err() {
         // It has no group of its own yet: then it has started nothing either.
@@ -115,7 +115,7 @@ fn judge(
             (None, Some(signal)) => format!("signal {signal}"),
             (None, None) => "an unknown exit code".to_owned(),
         },
-        None => "an exit code that went to nobody, since the agent was restarted".to_owned(),
+        None => "an unknown exit code, since the agent was restarted".to_owned(),
     };
     match order {
         Some(order) if killed => {
@@ -129,7 +129,7 @@ fn judge(
             (reason::OUT_OF_MEMORY, format!("it needed more memory than its limit: {how}"))
         }
         None if status.is_some_and(|status| status.terminating_signal().is_some()) => {
-            (reason::SIGNALLED, format!("somebody ended it: {how}"))
+            (reason::SIGNALLED, format!("it was ended by a signal of another process: {how}"))
         }
         None => (reason::EXITED, format!("it ended by itself with {how}")),
     }
@@ -150,7 +150,7 @@ async fn finish(
     };
     // Its children do not outlive it. The unreaped process keeps its number reserved until then.
     group.kill(pid);
-    // Of an earlier agent's child there is no status to be had.
+    // The exit status of an earlier agent's child cannot be read.
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     let status = waitid(WaitId::PidFd(pidfd.as_fd()), options).ok().flatten();
     let out_of_memory = group.out_of_memory();
@@ -344,7 +344,7 @@ impl Shared {
         let Some(pid) = Pid::from_raw(saved.pid) else { return Ok(()) };
         let group = self.cgroups.group(&short_hash(&id.to_string()));
         let same_boot = saved.boot == self.boot;
-        // Asked after it is held, so that it cannot become another one in between.
+        // Compared after the pidfd is open, so that the number cannot be reused in between.
         let pidfd = pidfd_open(pid, PidfdFlags::NONBLOCK).ok();
         let lives = same_boot && state::started(pid) == Some(saved.started);
         let alive = Alive {
@@ -383,7 +383,7 @@ impl Shared {
         };
         if phase == InstancePhase::Terminating {
             let grace = Duration::from_secs(start.process.grace_seconds.into());
-            let message = "it was told to stop".to_owned();
+            let message = "it was asked to stop".to_owned();
             self.order_again(&id, Order { grace, why: reason::STOPPED, message });
         }
         self.look_after(&id, pidfd, listener);
