@@ -134,7 +134,10 @@ impl Command {
     {
         let done = match self {
             Self::Table { diagram } => print_table(*diagram),
-            other => other.run_on(&connect()?).await,
+            other => {
+                let client = connect()?;
+                other.run_on(&client).await
+            }
         };
         Ok(done?)
     }

@@ -27,7 +27,7 @@ const PHASES: [&str; 7] = [
 
 /// Whether to wait until the disk has settled.
 #[derive(Debug, Args)]
-pub struct Waiting {
+pub(super) struct Waiting {
     /// Wait until the disk has settled; exit code 1 if it failed
     #[arg(long)]
     wait: bool,

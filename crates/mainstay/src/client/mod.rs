@@ -11,7 +11,7 @@ use std::ops::Deref;
 use std::time::Duration;
 
 pub(crate) use mainstay_client::{
-    APPLY_PATCH, Call, Error, JSON, JSON_PATCH, MERGE_PATCH, Status, encode, tls, watch, with_query,
+    APPLY_PATCH, Call, Error, JSON, JSON_PATCH, Status, encode, tls, watch, with_query,
 };
 
 use kubeconfig::Target;

@@ -18,6 +18,7 @@ pub(crate) struct Capacity {
 
 impl Capacity {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
-        Ok(self.capacity.run(&self.connect.client()?, SystemClock::new().now()).await?)
+        let client = self.connect.client()?;
+        Ok(self.capacity.run(&client, SystemClock::new().now()).await?)
     }
 }

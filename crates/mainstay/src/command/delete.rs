@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use http::Method;
 use mainstay_clock::duration;
+use mainstay_terminal::output;
 use serde_json::{Value, json};
 
 use crate::client::discovery::{Discovery, Resource};
@@ -15,9 +16,8 @@ use crate::command::apply::{namespace_of, resource_of};
 use crate::connect::Connect;
 use crate::dry_run::DryRun;
 use crate::error::{Error, Failures};
-use crate::manifest::Document;
+use crate::manifest::{self, Document};
 use crate::select::{Scope, Selectors, Wanted, wanted};
-use crate::{manifest, output};
 
 /// Delete objects
 #[derive(Debug, Args)]

@@ -57,8 +57,8 @@ impl Placement {
         match kind.to_ascii_lowercase().as_str() {
             "rv" | "replicatedvolume" | "replicatedvolumes" => {
                 let now = SystemClock::new().now();
-                let (replica, shape) = (self.replica, self.output);
-                Ok(mainstay_volumes::cli::explain(&client()?, name, replica, shape, now).await?)
+                let (client, replica, shape) = (client()?, self.replica, self.output);
+                Ok(mainstay_volumes::cli::explain(&client, name, replica, shape, now).await?)
             }
             "app" | "application" | "applications" => {
                 let client = client()?;

@@ -1,9 +1,9 @@
 //! `mainstay logs`: the output of an instance.
 
 use clap::Args;
+use mainstay_sessions::cli::Place;
 use mainstay_terminal::output;
 
-use super::sessions::Place;
 use crate::client::{self, Call, encode};
 use crate::connect::Connect;
 use crate::error::Error;
@@ -36,7 +36,7 @@ impl Logs {
         let name = self.instance.rsplit('/').next().unwrap_or_default();
         let path = format!(
             "/mainstay/v1/namespaces/{}/instances/{}/log?tail={}&follow={}",
-            encode(self.place.of(&client)),
+            encode(self.place.of(client.namespace())),
             encode(name),
             self.tail.unwrap_or(0),
             self.follow,

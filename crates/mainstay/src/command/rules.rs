@@ -1,7 +1,6 @@
 //! `mainstay rules`: the commands of the rule engine, through a server or directly on a catalog.
 
 use std::io::Write;
-use std::sync::Arc;
 
 use clap::Args;
 use futures_util::future::BoxFuture;

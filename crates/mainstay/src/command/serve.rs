@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use mainstay_clock::SystemClock;
+use mainstay_clock::{SystemClock, duration};
 use mainstay_server::engines::{self, Gateway, RulesOptions, SessionsOptions, VolumesOptions};
 use mainstay_server::{Engines, Location, Options, Service};
 use mainstay_transfers::store::Access;
@@ -23,8 +23,8 @@ use crate::client::kubeconfig::Trust;
 use crate::client::tls;
 use crate::credentials::{Bounds, FileBounds, Keys, local_file};
 use crate::error::Error;
+use crate::paths;
 use crate::store_key::StoreKey;
-use crate::{duration, paths};
 
 mod audit;
 mod file;

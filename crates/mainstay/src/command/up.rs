@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use mainstay_terminal::output;
 
 use super::serve::{
     DEFAULT_LISTEN, Log, READY, Signals, all_engines, options, start, until_signalled,
@@ -13,7 +14,7 @@ use crate::client::kubeconfig::{Kubeconfig, Overrides};
 use crate::client::{Call, Client};
 use crate::credentials::{Bounds, FileBounds, Keys};
 use crate::error::Error;
-use crate::{output, paths};
+use crate::paths;
 
 /// Start a server on this machine with sensible defaults, and print how to use it
 #[derive(Debug, Args)]

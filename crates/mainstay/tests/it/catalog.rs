@@ -2,7 +2,6 @@
 //! mistake, and a start that is refused leaves nothing behind.
 
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 

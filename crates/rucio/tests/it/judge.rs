@@ -77,7 +77,7 @@ fn two_servers_share_a_catalog() {
     let start = || {
         let _inside = runtime.enter();
         let catalog = Catalog::open_blocking(&world.url).unwrap();
-        Judge::start(catalog, Settings::default(), Arc::new(Later), Arc::new(Managed::default()))
+        Judge::start(catalog, Settings::default(), later(), Arc::new(Managed::default()))
     };
     let (first, second) = (start(), start());
     let rules: Vec<String> = (0..12)

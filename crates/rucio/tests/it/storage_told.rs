@@ -1,7 +1,6 @@
 //! Tests of the storage check's output as text and JSON, and of the check on S3 and WebDAV.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use clap::Parser;
 use jiff::Timestamp;

@@ -1,7 +1,5 @@
 //! Tests of the REST API and of the command line that uses it.
 
-use std::sync::Arc;
-
 use clap::Parser;
 use mainstay_rucio::{Caller, Local, Service};
 use mainstay_rules::Environment;

@@ -1,6 +1,5 @@
 //! The transfer queue of a catalog in this process, for workers.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;

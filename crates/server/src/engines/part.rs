@@ -3,7 +3,7 @@
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, stream};
 use mainstay_catalog::Catalog;
-use mainstay_catalog::dump::{Dump, Held};
+use mainstay_catalog::dump::{Dump, PendingDump};
 use mainstay_store::backup::{HeldPart, Part, PartSource};
 
 /// The name of the part.
@@ -13,7 +13,7 @@ pub const CATALOG: &str = "catalog";
 #[derive(Debug)]
 pub(super) struct CatalogPart(pub(super) Catalog);
 
-struct Fixed(Held);
+struct Fixed(PendingDump);
 
 impl PartSource for CatalogPart {
     fn hold(&self) -> BoxFuture<'_, Result<Box<dyn HeldPart>, String>> {

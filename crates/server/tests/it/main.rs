@@ -13,6 +13,7 @@ mod cluster;
 #[path = "../../../store/tests/it/conformance.rs"]
 mod conformance;
 mod elsewhere;
+mod heads;
 mod hostile;
 mod joining;
 mod lifecycle;
@@ -25,6 +26,8 @@ mod overload;
 mod patience;
 mod readiness;
 mod refusals;
+#[path = "../../../store/tests/it/resumed.rs"]
+mod resumed;
 mod several;
 mod trust;
 mod watches;

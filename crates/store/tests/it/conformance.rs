@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use mainstay_store::cache::{Collection, Retention, Watch};
 use mainstay_store::object::{Action, Event, Key, Record, Resource, Revision};
 use mainstay_store::objects::{At, Error, Objects, Scope, Write};
@@ -302,7 +301,7 @@ fn value_of(record: &Record) -> Value {
     value(record)
 }
 
-fn entry(event: &Event) -> Entry {
+pub(crate) fn entry(event: &Event) -> Entry {
     let (revision, action) = (event.revision(), event.action);
     let line: Value = serde_json::from_slice(event.line()).unwrap();
     assert_eq!(line["object"], Value::Object(event.record.object()));
@@ -310,7 +309,10 @@ fn entry(event: &Event) -> Entry {
     Entry { revision, action, key: event.record.key().clone(), value: value_of(&event.record) }
 }
 
-fn contents(collection: &Collection, namespace: Option<&str>) -> Vec<(Key, Value, Revision)> {
+pub(crate) fn contents(
+    collection: &Collection,
+    namespace: Option<&str>,
+) -> Vec<(Key, Value, Revision)> {
     let records = collection.range(namespace, None);
     records.map(|record| (record.key().clone(), value_of(record), record.revision())).collect()
 }
@@ -338,7 +340,10 @@ pub(crate) async fn replay(stage: Stage, steps: Vec<Step>, of: Vec<Resource>) {
 }
 
 /// Runs `story` on a fresh store of every backend.
-fn on_every_backend<F: Future<Output = ()>>(retention: Retention, story: impl Fn(Stage) -> F) {
+pub(crate) fn on_every_backend<F: Future<Output = ()>>(
+    retention: Retention,
+    story: impl Fn(Stage) -> F,
+) {
     for backend in BACKENDS {
         block_on(async { story(Stage::new(backend, retention).await).await });
     }
@@ -529,76 +534,5 @@ fn written_objects_are_read_back_byte_for_byte() {
             assert_eq!(back["metadata"]["uid"], "u");
         }
         assert_eq!(back["metadata"]["resourceVersion"], at.to_string());
-    });
-}
-
-/// Reads `count` changes, each on a watch of its own that begins at the version of the last one.
-/// At each version the collection must show exactly the changes seen so far.
-async fn one_change_per_watch(
-    store: &dyn Objects,
-    scope: &Scope,
-    start: Revision,
-    count: usize,
-) -> Vec<Entry> {
-    let mut model = Model::default();
-    let mut seen = Vec::new();
-    let mut from = start;
-    while seen.len() < count {
-        let mut watch = store.watch(scope.clone(), from).await.unwrap();
-        let next = async { watch.next().await.unwrap() };
-        let events = tokio::time::timeout(Duration::from_secs(20), next).await;
-        let events = events.unwrap_or_else(|_| panic!("only {} of {count} changes", seen.len()));
-        let change = entry(&events[0]);
-        from = change.revision;
-        model.record(change.clone());
-        seen.push(change);
-        let then = store.collection(&scope.resource, At::Exactly(from)).await.unwrap();
-        assert_eq!(contents(&then, None), model.of(&scope.resource, from), "at {from}");
-    }
-    seen
-}
-
-/// Makes, changes and removes an object; every other one is made again. Returns the events.
-async fn live(store: &dyn Objects, key: Key, again: bool) -> Vec<Entry> {
-    let mut told = Vec::new();
-    let mut tell = |event: &Event| {
-        told.push(entry(event));
-        event.revision()
-    };
-    let made = tell(&store.write(create(&key, 0)).await.unwrap());
-    let changed = tell(&store.write(update(&key, made, 1)).await.unwrap());
-    tell(&store.write(delete(&key, changed)).await.unwrap());
-    if again {
-        tell(&store.write(create(&key, 2)).await.unwrap());
-    }
-    told
-}
-
-/// Many write at once, so that their changes share transactions where a store has such.
-#[test]
-fn a_watch_resumed_after_each_event_misses_none_and_repeats_none() {
-    const OBJECTS: usize = 60;
-    const CHANGES: usize = OBJECTS / 2 * 7;
-    on_every_backend(Retention::default(), async |mut stage| {
-        let scope = Scope::all(&Resource::new("", "apples"));
-        let start = stage.store.collection(&scope.resource, At::Latest).await.unwrap().revision();
-        let name = |n: usize| key("apples", "a", &format!("n{n}"));
-        let lives = (0..OBJECTS).map(|n| live(&*stage.store, name(n), n % 2 == 0));
-        let reading = one_change_per_watch(&*stage.store, &scope, start, CHANGES);
-        let (told, seen) = tokio::join!(join_all(lives), reading);
-        let mut told: Vec<Entry> = told.into_iter().flatten().collect();
-        told.sort_by_key(|change| change.revision);
-        assert_eq!(seen, told, "watchers see what writers were told");
-        stage.caught_up().await;
-        let again = one_change_per_watch(&*stage.store, &scope, start, CHANGES).await;
-        assert_eq!(again, seen, "the past stays as it was");
-
-        let before = stage.store.collection(&scope.resource, At::Latest).await.unwrap();
-        assert_eq!(before.len(), OBJECTS / 2);
-        if stage.survives() {
-            stage.reopen().await;
-            let after = stage.store.collection(&scope.resource, At::Latest).await.unwrap();
-            assert_eq!(contents(&after, None), contents(&before, None), "versions stay too");
-        }
     });
 }

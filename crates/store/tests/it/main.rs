@@ -13,6 +13,7 @@ mod golden;
 mod lease;
 mod model;
 mod random;
+mod resumed;
 mod sealed;
 mod sealed_etcd;
 mod sqlite;
