@@ -1,8 +1,11 @@
 //! Handles `/auth`: issues tokens for user and password, and finds the account of a token.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::Response;
+use mainstay_catalog::Tx;
 use mainstay_rules::api::show_time;
 use mainstay_rules::error::{Class, Error, Result, refuse};
 use mainstay_rules::identity;
@@ -12,6 +15,7 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use serde_json::json;
 
+use super::audit_facts::unknown_user;
 use super::route::OpenCall;
 use super::{Caller, Service, error_response, with_type};
 
@@ -19,6 +23,9 @@ use super::{Caller, Service, error_response, with_type};
 /// known user.
 const UNKNOWN_USER_HASH: &str =
     "$argon2id$v=19$m=19456,t=2,p=1$bm9ib2R5LW5vYm9keQ$RuM7TnDQcPvJEVdFjH0rEQp2g3ifW0PiLnJMTpeqaMk";
+
+/// The kind of identities with a password.
+const USERPASS: &str = "USERPASS";
 
 /// The header that carries a token.
 pub(super) const TOKEN: &str = "x-rucio-auth-token";
@@ -77,9 +84,16 @@ fn login_deferred(refused: Refused) -> Response {
     answer
 }
 
+/// Whether there is a user of this name, for the audit log.
+async fn is_user(service: &Service, user: &str) -> Result<bool> {
+    let user = user.to_owned();
+    let accounts = service.catalog.read(move |tx| identity::accounts(tx, &user, USERPASS)).await?;
+    Ok(!accounts.is_empty())
+}
+
 /// Checks user and password, and returns a token.
 pub(super) async fn user_and_password(call: &OpenCall<'_>) -> Result<Response> {
-    let OpenCall { service, headers, from: address } = *call;
+    let OpenCall { service, headers, from: address, user_exists } = *call;
     let user = header(headers, "x-rucio-username").ok_or_else(unknown)?.to_owned();
     let password = header(headers, "x-rucio-password").ok_or_else(unknown)?.to_owned();
     let account = header(headers, "x-rucio-account").map(str::to_owned);
@@ -87,16 +101,24 @@ pub(super) async fn user_and_password(call: &OpenCall<'_>) -> Result<Response> {
     let now = || service.around.now();
     let turn = match service.logins.turn(&who, from, &now).await {
         Ok(turn) => turn,
-        Err(refused) => return Ok(login_deferred(refused)),
+        Err(refused) => {
+            user_exists.store(is_user(service, &user).await?, Relaxed);
+            return Ok(login_deferred(refused));
+        }
     };
     let (name, wanted) = (user.clone(), account.clone());
-    let found =
-        service.catalog.read(move |tx| identity::login(tx, &name, wanted.as_deref())).await?;
+    let work = move |tx: &mut Tx<'_>| -> Result<_> {
+        let known = !identity::accounts(tx, &name, USERPASS)?.is_empty();
+        Ok((known, identity::login(tx, &name, wanted.as_deref())?))
+    };
+    let (known, found) = service.catalog.read(work).await?;
+    user_exists.store(known, Relaxed);
     let (hash, account) = found.unwrap_or((UNKNOWN_USER_HASH.to_owned(), String::new()));
     let right = turn.is_password(password, hash).await && !account.is_empty();
     service.logins.ended(&who, from, right, now());
     if !right {
-        tracing::warn!(user = %format_args!("{user:.100}"), from = ?address, "login refused");
+        let shown = if known { user } else { unknown_user(&user) };
+        tracing::warn!(user = %format_args!("{shown:.100}"), from = ?address, "login refused");
         let wanted = header(headers, "x-rucio-account").unwrap_or("(default)");
         let message = format!("Cannot authenticate to account {wanted:.30} with given credentials");
         return Err(refuse(Class::CannotAuthenticate, message));

@@ -12,6 +12,7 @@ mod audit_facts;
 pub mod auth;
 mod dids;
 mod extensions;
+pub mod fair;
 mod listing;
 mod local;
 mod meta;
@@ -30,8 +31,9 @@ mod turns;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-pub use audit_facts::AuditFacts;
+pub use audit_facts::{AuditFacts, Described};
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
@@ -59,6 +61,12 @@ pub struct Caller {
     pub privileged: bool,
     /// Whether it may only read.
     pub read_only: bool,
+}
+
+impl Caller {
+    fn denied(&self, what: &str) -> Error {
+        refuse(Class::AccessDenied, format!("Account {} can not {what}", self.account))
+    }
 }
 
 /// The parts that the REST API works with.
@@ -112,7 +120,7 @@ struct Call {
     method: Method,
     query: Vec<(String, String)>,
     body: Value,
-    /// The turn that a large body holds.
+    /// The turn that a body holds.
     turn: Option<turns::Turn>,
     /// Whether the client asks for a metalink document.
     metalink: bool,
@@ -163,8 +171,11 @@ async fn answer_with_facts(
     let part = Part::of(request.method(), &path);
     if let Found::Route(Route { handler: Handler::Open(handle), .. }, _) = &found {
         let from = request.extensions().get::<IpAddr>().copied();
-        let call = OpenCall { service: &service, headers: request.headers(), from };
-        return handle(&call).await.unwrap_or_else(|error| failure(&error, part));
+        let (headers, user_exists) = (request.headers(), &AtomicBool::new(false));
+        let call = OpenCall { service: &service, headers, from, user_exists };
+        let answer = handle(&call).await.unwrap_or_else(|error| failure(&error, part));
+        facts.claim_exists = user_exists.load(Relaxed);
+        return answer;
     }
     // Unknown paths below the open routes are answered without a token too.
     if matches!(path.first().map(String::as_str), Some("auth" | "ping")) {
@@ -180,7 +191,7 @@ async fn answer_with_facts(
         Err(error) => return failure(&error, part),
     };
     facts.account.clone_from(&call.caller.account);
-    if let Err(error) = admit(&call, &found) {
+    if let Err(error) = admit(&call.caller, needs(&call.method, &found)) {
         return failure(&error, part);
     }
     let Found::Route(Route { handler: Handler::Known(handle), .. }, parts) = found else {
@@ -193,19 +204,46 @@ async fn answer_with_facts(
 }
 
 /// Fails unless the caller may use the route.
-fn admit(call: &Call, found: &Found) -> Result<()> {
-    let needs = match found {
-        Found::Route(route, _) => route.needs,
-        _ if call.method == Method::GET => Needs::Token,
-        _ => Needs::Change,
-    };
-    if call.caller.read_only && needs.changes() {
-        let message = format!("Account {} may only read", call.caller.account);
+fn admit(caller: &Caller, needs: Needs) -> Result<()> {
+    if caller.read_only && needs.changes() {
+        let message = format!("Account {} may only read", caller.account);
         return Err(refuse(Class::AccessDenied, message));
     }
     match needs {
-        Needs::Administrator(what) => call.privileged(what),
+        Needs::Administrator(what) if !caller.privileged => Err(caller.denied(what)),
         _ => Ok(()),
+    }
+}
+
+/// The rights that a request needs.
+fn needs(method: &Method, found: &Found) -> Needs {
+    match found {
+        Found::Route(route, _) => route.needs,
+        _ if matches!(*method, Method::GET | Method::HEAD) => Needs::Token,
+        _ => Needs::Change,
+    }
+}
+
+/// The decision about a request before it is looked at in detail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// It is allowed.
+    Allowed,
+    /// It is allowed for objects that the account owns, or that have no owner.
+    ByOwner,
+    /// It is denied; the text tells why.
+    Denied(String),
+}
+
+/// Whether a caller may make a request, as far as method and path tell. `path` is relative to the
+/// mount point. Requests are decided by the same code.
+#[must_use]
+pub fn permission(caller: &Caller, method: &Method, path: &str) -> Permission {
+    let needs = needs(method, &route::find(method, &parts(path)));
+    match admit(caller, needs) {
+        Err(error) => Permission::Denied(error.to_string()),
+        Ok(()) if needs == Needs::Change && !caller.privileged => Permission::ByOwner,
+        Ok(()) => Permission::Allowed,
     }
 }
 
@@ -348,20 +386,17 @@ impl Call {
     fn privileged(&self, what: &str) -> Result<()> {
         match self.caller.privileged {
             true => Ok(()),
-            false => Err(self.denied(what)),
+            false => Err(self.caller.denied(what)),
         }
     }
 
-    fn denied(&self, what: &str) -> Error {
-        let message = format!("Account {} can not {what}", self.caller.account);
-        refuse(Class::AccessDenied, message)
-    }
-
-    /// Fails unless the caller is this account or is privileged.
+    /// Fails unless the caller is this account or is privileged. A caller that may only read owns
+    /// nothing, though its name may be that of an account.
     fn owner_or_privileged(&self, what: &str, owner: &str) -> Result<()> {
-        match self.caller.privileged || (self.caller.account == owner && !owner.is_empty()) {
+        let Caller { account, privileged, read_only } = &self.caller;
+        match *privileged || (account == owner && !owner.is_empty() && !read_only) {
             true => Ok(()),
-            false => Err(self.denied(what)),
+            false => Err(self.caller.denied(what)),
         }
     }
 

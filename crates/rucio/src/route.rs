@@ -6,6 +6,7 @@
 //! and `Allow` follow from the table alone.
 
 use std::net::IpAddr;
+use std::sync::atomic::AtomicBool;
 
 use axum::http::{HeaderMap, Method};
 use axum::response::Response;
@@ -43,6 +44,8 @@ pub(super) struct OpenCall<'a> {
     pub(super) headers: &'a HeaderMap,
     /// The client's address, if known.
     pub(super) from: Option<IpAddr>,
+    /// Set once the user that the request names turns out to be one of the catalog.
+    pub(super) user_exists: &'a AtomicBool,
 }
 
 /// A function that answers a request whose caller is known.

@@ -1,25 +1,31 @@
-//! Parses and answers requests with large bodies on a bounded number of separate threads.
+//! Shares the work on request bodies between accounts, and keeps large bodies off the shared threads.
 //!
-//! Parsing a large body and writing its rows takes a good part of a second of CPU time. A body of
-//! more than [`LARGE`] bytes waits for a turn and holds it until its request is answered. There are
-//! [`AT_ONCE`] turns; an account holds at most one and queues for at most one, so that many large
-//! bodies of one account do not delay those of another. Small bodies never wait.
+//! Parsing a body and writing its rows costs CPU time and the catalog's writer in proportion to its
+//! size. Every body takes a turn of its weight in bytes ([`crate::fair`]): the bodies of one account
+//! in flight are at most half of [`IN_FLIGHT`], so that an account with many bodies, of whatever size,
+//! does not delay those of others for long. A body of more than [`LARGE`] bytes takes one of
+//! [`AT_ONCE`] turns for large bodies instead, and is worked on by a thread of its own.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use mainstay_rules::error::{Class, Error, Result, refuse};
-use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::task::JoinError;
 
+use super::fair::{self, Lane};
 use super::route::KnownHandler;
 use super::{Call, Reply, python};
 
-/// The largest body, in bytes, that needs no turn.
+/// The largest body, in bytes, that is worked on by the shared threads.
 const LARGE: usize = 256 << 10;
+
+/// The bytes of smaller bodies in flight.
+const IN_FLIGHT: usize = 1 << 20;
+
+/// The bytes that a request counts in addition to its body.
+const OVERHEAD: usize = 256;
 
 /// The most large bodies processed at a time.
 const AT_ONCE: usize = 4;
@@ -28,76 +34,75 @@ const AT_ONCE: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The turns of this process.
-static TURNS: Turns = Turns::new();
+static TURNS: LazyLock<Turns> = LazyLock::new(Turns::default);
 
-/// A pool of turns for large bodies.
+/// The turns of bodies.
 #[derive(Debug)]
 struct Turns {
-    all: Semaphore,
-    accounts: Mutex<BTreeMap<String, Arc<Semaphore>>>,
+    large: Lane<String>,
+    others: Lane<String>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        Self { large: Lane::new(AT_ONCE), others: Lane::new(IN_FLIGHT) }
+    }
 }
 
 /// One turn; ends when dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
-    turns: &'static Turns,
-    account: String,
-    own: Option<OwnedSemaphorePermit>,
-    _one: SemaphorePermit<'static>,
+    large: bool,
+    _places: fair::Turn<String>,
 }
 
 impl Turns {
-    const fn new() -> Self {
-        Self { all: Semaphore::const_new(AT_ONCE), accounts: Mutex::new(BTreeMap::new()) }
-    }
-
-    async fn take(&'static self, account: &str) -> Result<Turn> {
-        let own = {
-            let mut accounts = self.accounts.lock();
-            let own = accounts.entry(account.to_owned());
-            Arc::clone(own.or_insert_with(|| Arc::new(Semaphore::new(1))))
+    async fn take(&self, account: &str, bytes: usize) -> Turn {
+        let large = bytes > LARGE;
+        let (lane, weight) = match large {
+            true => (&self.large, 1),
+            false => (&self.others, bytes + OVERHEAD),
         };
-        let ended = || Error::Internal("the semaphore for large bodies is closed".to_owned());
-        let own = own.acquire_owned().await.map_err(|_| ended())?;
-        let one = self.all.acquire().await.map_err(|_| ended())?;
-        Ok(Turn { turns: self, account: account.to_owned(), own: Some(own), _one: one })
+        Turn { large, _places: lane.take(account.to_owned(), weight).await }
     }
 }
 
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let mut accounts = self.turns.accounts.lock();
-        drop(self.own.take());
-        // Waiting requests of the account hold a reference too.
-        if accounts.get(&self.account).is_some_and(|own| Arc::strong_count(own) == 1) {
-            accounts.remove(&self.account);
-        }
-    }
-}
-
-/// Parses a body, and takes a turn first if it is large.
+/// Takes the turn of a body, and parses it.
 pub(super) async fn read(account: &str, bytes: Bytes) -> Result<(Value, Option<Turn>)> {
-    if bytes.len() <= LARGE {
-        return Ok((parse(&bytes)?, None));
+    if bytes.is_empty() {
+        return Ok((Value::Null, None));
     }
     let late = || {
         let waited = PATIENCE.as_secs();
         Error::Crowded(format!(
-            "Too many large requests: this one has waited {waited} s for its turn; try again later"
+            "Too many requests with a body are under way: this one has waited {waited} s for its turn; try again later"
         ))
     };
-    let turn = tokio::time::timeout(PATIENCE, TURNS.take(account)).await.map_err(|_| late())??;
+    let turn = TURNS.take(account, bytes.len());
+    let turn = tokio::time::timeout(PATIENCE, turn).await.map_err(|_| late())?;
+    if !turn.large {
+        return Ok((parse(&bytes)?, Some(turn)));
+    }
     // The task owns the turn, so that it is held even if the client disconnects.
     on_blocking_thread(move || Ok((parse(&bytes)?, Some(turn)))).await
 }
 
 /// Runs a handler; with a large body, on a thread of its own instead of the server's shared threads.
+/// The turn ends with the work, also if the client disconnects before.
 pub(super) async fn answered(
     mut call: Call,
     handle: KnownHandler,
     parts: Vec<String>,
 ) -> Result<Reply> {
     let Some(turn) = call.turn.take() else { return handle(&call, parts).await };
+    if !turn.large {
+        let done = tokio::spawn(async move {
+            let reply = handle(&call, parts).await;
+            drop(turn);
+            reply
+        });
+        return outcome(done.await);
+    }
     let runtime = tokio::runtime::Handle::current();
     on_blocking_thread(move || {
         let reply = runtime.block_on(handle(&call, parts));
@@ -110,7 +115,11 @@ pub(super) async fn answered(
 async fn on_blocking_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
+    outcome(tokio::task::spawn_blocking(work).await)
+}
+
+/// The result of a task; its panic goes on here.
+fn outcome<T>(done: std::result::Result<Result<T>, JoinError>) -> Result<T> {
     done.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
         Err(error) => Err(Error::Internal(error.to_string())),
@@ -118,13 +127,8 @@ async fn on_blocking_thread<T: Send + 'static>(
 }
 
 fn parse(bytes: &[u8]) -> Result<Value> {
-    let body = if bytes.is_empty() {
-        Value::Null
-    } else {
-        serde_json::from_slice(&python::json(bytes)).map_err(|error| {
-            refuse(Class::InvalidObject, format!("The body is not JSON: {error}"))
-        })?
-    };
+    let body = serde_json::from_slice(&python::json(bytes))
+        .map_err(|error| refuse(Class::InvalidObject, format!("The body is not JSON: {error}")))?;
     match has_nul(&body) {
         true => Err(nul_character()),
         false => Ok(body),
@@ -148,39 +152,34 @@ fn has_nul(body: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
-
-    use futures_util::poll;
+    use futures_util::FutureExt;
 
     use super::*;
 
-    #[tokio::test]
-    async fn large_bodies_of_one_account_do_not_delay_other_accounts() {
-        static TURNS: Turns = Turns::new();
-        let first = TURNS.take("eve").await.unwrap();
-        let mut second = pin!(TURNS.take("eve"));
-        assert!(poll!(second.as_mut()).is_pending(), "one of each account at a time");
-        let mut others = Vec::new();
-        for account in ["a", "b", "c"] {
-            others.push(TURNS.take(account).await.unwrap());
+    #[test]
+    fn bodies_of_one_account_do_not_delay_other_accounts_whatever_their_size() {
+        for bytes in [1 << 10, 100 << 10, LARGE - 1, LARGE, LARGE + 1, 8 << 20] {
+            let turns = Turns::default();
+            let mut held = Vec::new();
+            while let Some(turn) = turns.take("eve", bytes).now_or_never() {
+                held.push(turn);
+            }
+            let in_flight = held.len() * (bytes + OVERHEAD);
+            assert!(held.len() <= AT_ONCE / 2 || in_flight <= IN_FLIGHT / 2, "{bytes}");
+            for other in ["ada", "bob"] {
+                let turn = turns.take(other, bytes).now_or_never();
+                held.push(turn.expect("others do not wait"));
+            }
         }
-        let mut late = pin!(TURNS.take("late"));
-        assert!(poll!(late.as_mut()).is_pending(), "all turns are taken");
-        drop(first);
-        // The freed turn goes to `late`, which queued before eve's second request.
-        assert!(poll!(second.as_mut()).is_pending());
-        let late = late.await.unwrap();
-        drop(others.pop());
-        let second = second.await.unwrap();
-        drop((second, late, others));
-        assert!(TURNS.accounts.lock().is_empty(), "finished accounts are removed");
     }
 
     #[tokio::test]
-    async fn only_large_bodies_take_a_turn() {
+    async fn a_body_holds_its_turn_until_its_request_is_answered() {
         let body = |length: usize| Bytes::from(format!("\"{}\"", "x".repeat(length)));
-        assert!(read("me", body(10)).await.unwrap().1.is_none());
-        assert!(read("me", body(LARGE)).await.unwrap().1.is_some());
+        assert!(read("me", Bytes::new()).await.unwrap().1.is_none(), "there is nothing to do");
+        assert!(!read("me", body(10)).await.unwrap().1.unwrap().large);
+        assert!(read("me", body(LARGE)).await.unwrap().1.unwrap().large);
         assert!(read("me", Bytes::from_static(b"{\"a\": \"\\u0000\"}")).await.is_err());
+        assert!(TURNS.others.is_idle() && TURNS.large.is_idle());
     }
 }

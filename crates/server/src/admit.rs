@@ -13,6 +13,7 @@ use mainstay_store::resources::{Admission, Proposed, Resources};
 use mainstay_store::status::{Error, Reason};
 use serde_json::{Map, Value};
 
+use crate::audit::AuditNote;
 use crate::authorize::own::{self, Owned, Subject};
 use crate::authorize::{self, Attempt, Own, table};
 use crate::certificates::Certificates;
@@ -29,6 +30,10 @@ pub(crate) struct OwnOnly {
     certificates: Arc<Certificates>,
     /// The answer to everything else.
     refusal: Error,
+    /// The answer about a stored object of somebody else: the same as if there were none.
+    hidden: Error,
+    /// Where an attempt on such an object is noted, since the answer does not show it.
+    note: AuditNote,
 }
 
 impl OwnOnly {
@@ -47,6 +52,27 @@ impl OwnOnly {
             resources: app.resources.clone(),
             certificates: app.certificates.clone(),
             refusal: authorize::forbidden(user, kind, attempt),
+            hidden: Error::not_found(kind, attempt.name.unwrap_or_default()),
+            note: AuditNote::default(),
+        }
+    }
+
+    /// Notes attempts on objects of others in the books of the request.
+    pub(crate) fn noting(mut self, note: AuditNote) -> Self {
+        self.note = note;
+        self
+    }
+
+    /// Refuses a stored object that belongs to somebody else, as if it were not there: a node does not
+    /// learn which objects other nodes have. If the name alone tells, there is nothing to hide.
+    pub(crate) async fn find(&self, stored: &Map<String, Value>) -> Result<(), Error> {
+        let found = self.check(stored).await;
+        match found {
+            Err(error) if error.reason == Reason::Forbidden && !self.rule.is_by_name() => {
+                self.note.denied();
+                Err(self.hidden.clone())
+            }
+            found => found,
         }
     }
 
@@ -96,7 +122,7 @@ impl OwnOnly {
 
 impl Admission for OwnOnly {
     fn touch<'a>(&'a self, stored: &'a Map<String, Value>) -> BoxFuture<'a, Result<(), Error>> {
-        self.check(stored).boxed()
+        self.find(stored).boxed()
     }
 
     fn admit<'a>(&'a self, proposed: Proposed<'a>) -> BoxFuture<'a, Result<(), Error>> {

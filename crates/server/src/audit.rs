@@ -178,7 +178,7 @@ pub(crate) struct Entry {
     pub(crate) stage: &'static str,
     pub(crate) user: Arc<str>,
     /// As whom they acted, if it was somebody else.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "as_user", skip_serializing_if = "Option::is_none")]
     pub(crate) impersonated_user: Option<Arc<str>>,
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(crate) role: &'static str,
@@ -191,10 +191,11 @@ pub(crate) struct Entry {
     pub(crate) surface: Surface,
     #[serde(skip_serializing_if = "str::is_empty")]
     pub(crate) verb: &'static str,
+    #[serde(serialize_with = "without_secrets")]
     pub(crate) resource: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
     pub(crate) subresource: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
     pub(crate) namespace: String,
     #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
     pub(crate) name: String,
@@ -250,11 +251,18 @@ fn as_agent<S: serde::Serializer>(
 ) -> Result<S::Ok, S::Error> {
     let text = value.as_ref().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let text: String = text.unwrap_or_default().chars().take(256).collect();
-    serializer.serialize_str(&text)
+    serializer.serialize_str(&redact::text(&text))
 }
 
 fn without_secrets<S: serde::Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&redact::text(text))
+    serializer.serialize_str(&redact::path(text))
+}
+
+fn as_user<S: serde::Serializer>(
+    user: &Option<Arc<str>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&redact::text(user.as_deref().unwrap_or_default()))
 }
 
 fn as_uri<S: serde::Serializer>(uri: &Option<Uri>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -88,6 +88,18 @@ pub(crate) enum Condition {
     Own(Own),
 }
 
+impl Condition {
+    /// Whether it can be met in a namespace, or anywhere if none is given.
+    pub(crate) fn holds_in(self, namespace: Option<&str>) -> bool {
+        match self {
+            Self::Always => true,
+            Self::OutsideSystem => namespace != Some(SYSTEM),
+            Self::Only { namespace: only, .. } => namespace.is_none_or(|given| given == only),
+            Self::Own(rule) => namespace.is_none() || own::in_place(rule, namespace),
+        }
+    }
+}
+
 /// An attempt at something.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attempt<'a> {

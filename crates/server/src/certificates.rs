@@ -28,6 +28,7 @@ use mainstay_store::objects::{At, Change, Error as StoreError, Objects, Scope, W
 use parking_lot::{Mutex, RwLock};
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::connection::Pulse;
 use crate::internal;
@@ -60,6 +61,8 @@ pub(crate) struct Session {
     /// The name of the authority that signed the certificate.
     pub(crate) authority: String,
     revoked: AtomicBool,
+    /// Cancelled when the certificate is revoked.
+    ended: CancellationToken,
     pulse: Arc<Pulse>,
 }
 
@@ -69,9 +72,17 @@ impl Session {
         !self.revoked.load(Relaxed)
     }
 
+    /// Cancelled when the certificate is revoked: answers that are still under way end then.
+    pub(crate) fn ended(&self) -> CancellationToken {
+        self.ended.clone()
+    }
+
+    /// Refuses all further requests, ends the answers that are under way with the reason, and closes the
+    /// connection, which has until the next sweep to deliver them.
     fn cut(&self) {
         self.revoked.store(true, Relaxed);
-        self.pulse.cut();
+        self.ended.cancel();
+        self.pulse.condemn();
     }
 }
 
@@ -169,8 +180,8 @@ impl Certificates {
         pulse: &Arc<Pulse>,
     ) -> Arc<Session> {
         let (revoked, pulse) = (AtomicBool::new(false), pulse.clone());
-        let node = node.to_owned();
-        let session = Arc::new(Session { node, serial, authority, revoked, pulse });
+        let (node, ended) = (node.to_owned(), CancellationToken::new());
+        let session = Arc::new(Session { node, serial, authority, revoked, ended, pulse });
         let mut sessions = self.sessions();
         let of_node = sessions.entry(session.node.clone()).or_default();
         of_node.retain(|known| known.strong_count() > 0);

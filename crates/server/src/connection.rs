@@ -62,6 +62,8 @@ pub(crate) struct Pulse {
     /// HTTP/2: one more than the tick since when a head is incomplete; 0 while none is.
     block: AtomicU64,
     multiplexed: AtomicBool,
+    /// One more than the tick at which it was condemned; 0 if it was not.
+    condemned: AtomicU64,
     order: AtomicU8,
     ordered: Notify,
 }
@@ -73,7 +75,7 @@ struct Reading {
     busy: bool,
     /// How long the head of a request has been incomplete.
     head: Option<Duration>,
-    /// HTTP/2: how long the connection has been there without a request.
+    /// How long the connection has been there without a first request.
     unused: Option<Duration>,
     quiet: Duration,
     stalled: Option<Duration>,
@@ -116,7 +118,7 @@ impl Pulse {
             true => one_less(&self.block),
             false => (!busy && self.reading.load(Relaxed)).then_some(quiet),
         };
-        let unused = multiplexed && !self.used.load(Relaxed);
+        let unused = !self.used.load(Relaxed);
         Reading {
             shaken: self.shaken.load(Relaxed),
             busy,
@@ -190,9 +192,15 @@ impl Pulse {
         self.ordered.notify_one();
     }
 
-    /// Closes this connection at once.
-    pub(crate) fn cut(&self) {
-        self.order(CLOSE);
+    /// Lets the connection deliver the answers that are ready, and closes it with the next sweep.
+    pub(crate) fn condemn(&self) {
+        self.condemned.store(self.now() + 1, Relaxed);
+        self.order(FINISH);
+    }
+
+    /// Whether it was condemned before this sweep.
+    fn is_condemned(&self) -> bool {
+        self.condemned.load(Relaxed).checked_sub(1).is_some_and(|at| at < self.now())
     }
 
     /// Waits for an order: true to finish what is under way, false to close at once.
@@ -335,6 +343,7 @@ impl Connections {
             partial: AtomicBool::new(false),
             block: AtomicU64::new(0),
             multiplexed: AtomicBool::new(false),
+            condemned: AtomicU64::new(0),
             order: AtomicU8::new(open.order),
             ordered: Notify::new(),
         });
@@ -395,6 +404,10 @@ impl Connections {
         loop {
             self.tick.store(millis(self.clock.elapsed()), Relaxed);
             for (_, pulse) in self.lock().pulses.values() {
+                if pulse.is_condemned() {
+                    pulse.order(CLOSE);
+                    continue;
+                }
                 let reading = pulse.reading();
                 if let Some(why) = overstays(reading, &self.limits) {
                     tracing::debug!(why, "closing a connection");

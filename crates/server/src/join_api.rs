@@ -95,7 +95,7 @@ pub(crate) async fn answer(
             (Grounds::Token(token.created), zone)
         }
         None => {
-            let session = parts.extensions.get::<Option<Arc<Session>>>().cloned().flatten();
+            let session = parts.extensions.get::<Arc<Session>>().cloned();
             let session = session.ok_or_else(|| authorize::forbidden_path(user, "join", PATH))?;
             (Grounds::Certificate(session.serial.clone()), None)
         }

@@ -3,9 +3,12 @@
 
 use http::Method;
 use http::request::Parts;
+use mainstay_controller::liveness::AGENT_READY;
+use mainstay_store::builtin::{Node, NodeCondition};
+use mainstay_store::meta::{ConditionStatus, Time};
 use mainstay_store::object::{Key, Resource};
 use mainstay_store::registry::Kind;
-use mainstay_store::resources::{Deleted, WriteOptions};
+use mainstay_store::resources::{Deleted, Subresource, WriteOptions};
 use mainstay_store::status::{Details, Error, Reason};
 use mainstay_store::strategy::DeleteOptions;
 
@@ -13,6 +16,9 @@ use crate::certificates;
 use crate::reply::{self, Reply};
 use crate::service::{App, Asked, wrong_method};
 use crate::token_api;
+
+/// The reason of conditions that are Unknown because the certificates of the node were revoked.
+const REVOKED: &str = "CertificateRevoked";
 
 /// The node that a path wants revoked.
 pub(crate) fn revoked(path: &str) -> Option<&str> {
@@ -35,6 +41,7 @@ pub(crate) async fn revoke(app: &App, parts: &Parts, node: &str) -> Result<Reply
         return Err(wrong_method());
     }
     take_away(app, node, None).await?;
+    mark_revoked(app, node).await?;
     let (name, kind) = (node.to_owned(), "nodes".to_owned());
     Ok(reply::success(&Details { name, kind, ..Details::default() }))
 }
@@ -64,5 +71,47 @@ pub(crate) async fn delete(
     take_away(app, key.name(), Some(&certificates::uid(tried.record()))).await?;
     let deleted = app.resources.delete(kind, key, delete, options).await?;
     take_away(app, key.name(), Some(&certificates::uid(deleted.record()))).await?;
+    if let Deleted::Marked(_) = deleted {
+        mark_revoked(app, key.name()).await?;
+    }
     Ok(deleted)
+}
+
+/// Writes into the Node, if there is one, that its agent cannot report any more. The heartbeats it
+/// sent before would keep it Ready until they are too old.
+async fn mark_revoked(app: &App, name: &str) -> Result<(), Error> {
+    let now = Time::new(app.clock.now());
+    let options = mainstay_controller::write::options("mainstay-server");
+    let mark = |node: &mut Node| revoked_conditions(&mut node.status.conditions, now);
+    let status = Some(Subresource::Status);
+    match app.resources.modify_as(None, name, status, &options, mark).await {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the conditions that an agent reports Unknown, until it joins again and reports.
+fn revoked_conditions(conditions: &mut Vec<NodeCondition>, now: Time) {
+    for kind in ["Ready", AGENT_READY] {
+        let known = conditions.iter_mut().find(|condition| condition.kind == kind);
+        let since = match &known {
+            Some(known) if known.status == ConditionStatus::Unknown => known.last_transition_time,
+            _ => Some(now),
+        };
+        let condition = NodeCondition {
+            last_heartbeat_time: known.as_ref().and_then(|known| known.last_heartbeat_time),
+            last_transition_time: since,
+            message: Some(
+                "the node's certificates were revoked: its agent cannot report until it joins again"
+                    .to_owned(),
+            ),
+            reason: Some(REVOKED.to_owned()),
+            status: ConditionStatus::Unknown,
+            kind: kind.to_owned(),
+        };
+        match known {
+            Some(known) => *known = condition,
+            None => conditions.push(condition),
+        }
+    }
 }

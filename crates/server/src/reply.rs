@@ -9,7 +9,7 @@ use crate::gate::Place;
 use bytes::Bytes;
 use futures_util::Stream;
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WARNING, WWW_AUTHENTICATE};
-use http::{HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body as _, Frame, SizeHint};
 use mainstay_store::status::{Details, Error, Reason};
 use serde_json::{Map, Value, json};
@@ -37,7 +37,7 @@ const SLICE: usize = 64 << 10;
 
 struct Until {
     end: Pin<Box<WaitForCancellationFutureOwned>>,
-    farewell: Option<Bytes>,
+    farewell: Option<Frame<Bytes>>,
 }
 
 enum Content {
@@ -80,7 +80,7 @@ impl Body {
 
     /// Cuts it off when `end` comes, unless it is all there already: with a farewell where the
     /// client can tell it from the rest, else as broken.
-    pub(crate) fn until(&mut self, end: CancellationToken, farewell: Option<Bytes>) {
+    pub(crate) fn until(&mut self, end: CancellationToken, farewell: Option<Frame<Bytes>>) {
         if !self.is_whole() {
             self.until = Some(Box::new(Until { end: Box::pin(end.cancelled_owned()), farewell }));
         }
@@ -190,8 +190,9 @@ impl Body {
             let farewell = until.farewell.take();
             self.until = None;
             self.content = Content::Whole(Bytes::new());
-            let ended = || axum::Error::new("the token of this request was revoked or has expired");
-            return Poll::Ready(Some(farewell.map(Frame::data).ok_or_else(ended)));
+            let ended =
+                || axum::Error::new("the credential of this request was revoked or has expired");
+            return Poll::Ready(Some(farewell.ok_or_else(ended)));
         }
         match &mut self.content {
             Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
@@ -259,6 +260,14 @@ pub(crate) fn refusal(error: &Error) -> Reply {
 
 /// A refusal in the form that clients of gRPC read: no body, and the status among the headers.
 pub(crate) fn grpc_refusal(error: &Error) -> Reply {
+    let mut reply = Reply::new(Body::whole(""));
+    *reply.headers_mut() = grpc_trailers(error);
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    reply
+}
+
+/// The status of a stream that ends with an error, in the form that clients of gRPC read.
+pub(crate) fn grpc_trailers(error: &Error) -> HeaderMap {
     let status = match error.reason {
         Reason::BadRequest | Reason::Invalid => 3,
         Reason::Timeout => 4,
@@ -273,14 +282,12 @@ pub(crate) fn grpc_refusal(error: &Error) -> Reply {
         _ => 2,
     };
     let message = percent_encoding::utf8_percent_encode(&error.message, GRPC_MESSAGE).to_string();
-    let mut reply = Reply::new(Body::whole(""));
-    let headers = reply.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    headers.insert("grpc-status", HeaderValue::from(status));
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from(status));
     if let Ok(message) = HeaderValue::try_from(message) {
-        headers.insert("grpc-message", message);
+        trailers.insert("grpc-message", message);
     }
-    reply
+    trailers
 }
 
 /// A refusal as a `Status` object.

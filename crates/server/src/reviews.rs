@@ -3,14 +3,17 @@
 
 use std::sync::Arc;
 
-use http::StatusCode;
 use http::request::Parts;
+use http::{Method, StatusCode};
+use mainstay_rucio as rest;
 use mainstay_store::status::Error;
 use serde_json::{Map, Value, json};
 
 use crate::admit::OwnOnly;
+use crate::authorize::dialects::{self, Account};
 use crate::authorize::{self, Attempt, Condition, Own, Verb, Verdict, paths, table};
 use crate::body::{self, Incoming};
+use crate::engines::SURFACE;
 use crate::identity::{Claims, Role, User};
 use crate::negotiate;
 use crate::path::Target;
@@ -63,7 +66,10 @@ pub(crate) async fn answer(
             let (allowed, reason) = may(app, user, &spec).await;
             json!({"allowed": allowed, "reason": reason})
         }
-        Review::Rules => rules(user),
+        Review::Rules => {
+            let namespace = spec.get("namespace").and_then(Value::as_str);
+            rules(user, namespace.filter(|namespace| !namespace.is_empty()))
+        }
     };
     object.insert("status".to_owned(), status);
     object.entry("metadata").or_insert_with(|| Value::Object(Map::new()));
@@ -97,8 +103,7 @@ async fn may(app: &App, user: &Arc<User>, spec: &Map<String, Value>) -> (bool, S
     };
     if let Some(path) = spec.get("nonResourceAttributes") {
         let text = |name: &str| path.get(name).and_then(Value::as_str).unwrap_or("");
-        let verdict = paths::judge(user, &text("verb").to_uppercase(), text("path"));
-        return (verdict == Verdict::Allowed, reason);
+        return may_use(user, &text("verb").to_uppercase(), text("path"), reason);
     }
     let asked = spec.get("resourceAttributes");
     let text = |name: &str| asked.and_then(|asked| asked.get(name)?.as_str()).unwrap_or("");
@@ -127,6 +132,29 @@ async fn may(app: &App, user: &Arc<User>, spec: &Map<String, Value>) -> (bool, S
             let reason = format!("{reason}: {}", rule.words());
             (attempt.name.is_none() || owns(app, user, &attempt, rule).await, reason)
         }
+    }
+}
+
+/// Whether a user may use a path, by the code that decides about requests.
+fn may_use(user: &User, method: &str, path: &str, reason: String) -> (bool, String) {
+    if paths::judge(user, method, path) != Verdict::Allowed {
+        return (false, reason);
+    }
+    let below = path.strip_prefix(SURFACE).filter(|rest| rest.is_empty() || rest.starts_with('/'));
+    let (Some(below), Ok(method)) = (below, Method::from_bytes(method.as_bytes())) else {
+        return (true, reason);
+    };
+    let Some(Account { name, privileged, read_only }) = dialects::account(Some(user), None) else {
+        return (false, reason);
+    };
+    let caller = rest::Caller { account: name, privileged, read_only };
+    match rest::permission(&caller, &method, below) {
+        rest::Permission::Allowed => (true, reason),
+        rest::Permission::ByOwner => {
+            let account = caller.account;
+            (true, format!("{reason}: the rule engine decides by what account {account} owns"))
+        }
+        rest::Permission::Denied(why) => (false, format!("{reason}: {why}")),
     }
 }
 
@@ -160,15 +188,17 @@ async fn owns(app: &App, user: &Arc<User>, attempt: &Attempt<'_>, rule: Own) -> 
     }
 }
 
-/// The rights of a user, as far as a list of rules can express them.
-fn rules(user: &User) -> Value {
+/// The rights of a user in a namespace (everywhere, if there is none), as far as a list of rules can
+/// express them.
+fn rules(user: &User, namespace: Option<&str>) -> Value {
     let every = || json!({"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]});
     let resource_rules: Vec<Value> = match user.role {
         None => Vec::new(),
         Some(Role::Admin) => vec![every()],
         Some(role) => {
             let grants = table::ROWS.iter().flat_map(|row| {
-                row.grants(role).iter().map(move |grant| {
+                let grants = row.grants(role).iter();
+                grants.filter(move |grant| grant.condition.holds_in(namespace)).map(move |grant| {
                     let verbs: Vec<&str> = grant.verbs.iter().map(|verb| verb.as_str()).collect();
                     let part = [row.plural, row.subresource];
                     let resource = part.join("/").trim_end_matches('/').to_owned();
@@ -201,6 +231,64 @@ fn rules(user: &User) -> Value {
         paths = vec![json!({"verbs": ["*"], "nonResourceURLs": ["*"]})];
     }
     // A list of rules cannot say which objects or namespaces a condition leaves out.
-    let incomplete = matches!(user.role, Some(Role::Editor | Role::Node));
+    let incomplete = match user.role {
+        Some(Role::Editor) => namespace.is_none(),
+        role => role == Some(Role::Node),
+    };
     json!({"resourceRules": resource_rules, "nonResourceRules": paths, "incomplete": incomplete})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn user(name: &str, role: Role) -> User {
+        let node = (role == Role::Node).then(|| "n1".to_owned());
+        User { name: name.into(), role: Some(role), node, claims: Claims::of_role(role) }
+    }
+
+    #[test]
+    fn a_list_of_rules_is_about_its_namespace() {
+        let verbs = |role, namespace: Option<&str>, resource: &str| {
+            let rules = rules(&user("x", role), namespace);
+            let rules = rules["resourceRules"].as_array().unwrap().clone();
+            let of_resource = rules.iter().filter(|rule| rule["resources"] == json!([resource]));
+            let verbs = of_resource.flat_map(|rule| rule["verbs"].as_array().unwrap().clone());
+            verbs.map(|verb| verb.as_str().unwrap().to_owned()).collect::<Vec<_>>().join(" ")
+        };
+        let all = "get list watch create update patch delete deletecollection";
+        assert_eq!(verbs(Role::Editor, Some("default"), "configmaps"), all);
+        assert_eq!(verbs(Role::Editor, None, "configmaps"), all);
+        assert_eq!(verbs(Role::Editor, Some("mainstay-system"), "configmaps"), "get list watch");
+        assert_eq!(verbs(Role::Node, Some("mainstay-system"), "configmaps"), "get list watch");
+        assert_eq!(verbs(Role::Node, Some("default"), "configmaps"), "");
+        assert_eq!(verbs(Role::Node, Some("kube-node-lease"), "leases"), "get create update");
+        assert_eq!(verbs(Role::Node, Some("default"), "leases"), "");
+        let incomplete = |role, namespace| rules(&user("x", role), namespace)["incomplete"].clone();
+        assert_eq!(incomplete(Role::Editor, Some("default")), false);
+        assert_eq!(incomplete(Role::Editor, None), true);
+    }
+
+    #[test]
+    fn questions_about_paths_of_the_rule_engine_are_decided_as_requests_are() {
+        let may = |name: &str, role, method: &str, path: &str| {
+            let (allowed, reason) = may_use(&user(name, role), method, path, String::new());
+            (allowed, reason.contains("owns"))
+        };
+        for (name, role, method, path, expected) in [
+            ("eve", Role::Viewer, "POST", "/rucio/accounts/x", (false, false)),
+            ("eve", Role::Viewer, "POST", "/rucio/replicas/list", (true, false)),
+            ("eve", Role::Viewer, "POST", "/rucio/rules", (false, false)),
+            ("eve", Role::Viewer, "GET", "/rucio/rules", (true, false)),
+            ("eve", Role::Viewer, "DELETE", "/rucio/rules/x", (false, false)),
+            ("eve", Role::Editor, "POST", "/rucio/accounts/x", (false, false)),
+            ("eve", Role::Editor, "POST", "/rucio/rules", (true, true)),
+            ("root", Role::Editor, "POST", "/rucio/rules", (false, false)),
+            ("ada", Role::Admin, "POST", "/rucio/accounts/x", (true, false)),
+            ("n1", Role::Node, "GET", "/rucio/rules", (false, false)),
+            ("eve", Role::Viewer, "GET", "/metrics", (true, false)),
+        ] {
+            assert_eq!(may(name, role, method, path), expected, "{name} {role} {method} {path}");
+        }
+    }
 }

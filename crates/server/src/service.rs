@@ -18,6 +18,7 @@ use futures_util::future::{Either, select};
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE};
 use http::request::Parts;
 use http::{Method, Request, Version};
+use http_body::Frame;
 use mainstay_store::clock::Clock;
 use mainstay_store::object::Resource;
 use mainstay_store::resources::Resources;
@@ -28,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use crate::answers::Room;
 use crate::audit::{Audit, AuditNote, Books};
 use crate::body::{self, Incoming};
+use crate::certificates::Session;
 use crate::connection::Connections;
 use crate::cursor::Seal;
 use crate::gate::{Gate, Pool};
@@ -207,8 +209,8 @@ impl App {
         books: &mut Books<'_>,
     ) -> Result<Reply, Error> {
         head::check_head(&parts, self.limits.head)?;
-        if parts.uri.path() == crate::join_api::PATH {
-            parts.extensions.insert(peer.session.clone());
+        if let Some(session) = &peer.session {
+            parts.extensions.insert(session.clone());
         }
         let target = path::parse(parts.uri.path())?;
         if let Path::Other(path) = target
@@ -284,9 +286,7 @@ impl App {
                 },
             },
             None if peer.session.as_ref().is_some_and(|session| !session.good()) => {
-                let message =
-                    "the certificate of this node was revoked; join again with a new token";
-                return Err(Error::new(Reason::Unauthorized, message));
+                return Err(revoked());
             }
             None => return peer.certified.clone().ok_or_else(unauthorized),
         };
@@ -311,12 +311,20 @@ impl App {
         Some(self.certificates.enter(node, serial, issuer, pulse))
     }
 
-    /// Cuts an answer off when the token that asked for it ends.
-    async fn until_token_ends(&self, parts: &Parts, reply: &mut Reply, farewell: Option<Bytes>) {
-        if let Some(token) = bearer(parts) {
-            let end = self.tokens.end(token).await;
-            reply.body_mut().until(end, farewell);
-        }
+    /// Cuts an answer off when the token or the certificate that asked for it ends. `shown` makes the
+    /// last piece of it from the reason, where the client can tell that from the rest.
+    async fn until_credential_ends(
+        &self,
+        parts: &Parts,
+        reply: &mut Reply,
+        shown: Option<fn(&Error) -> Bytes>,
+    ) {
+        let (end, reason) = match (bearer(parts), parts.extensions.get::<Arc<Session>>()) {
+            (Some(token), _) => (self.tokens.end(token).await, token_ended()),
+            (None, Some(session)) => (session.ended(), revoked()),
+            (None, None) => return,
+        };
+        reply.body_mut().until(end, shown.map(|shown| Frame::data(shown(&reason))));
     }
 }
 
@@ -325,6 +333,18 @@ pub(crate) fn bearer(parts: &Parts) -> Option<&[u8]> {
     let header = parts.headers.get(AUTHORIZATION)?.as_bytes();
     let (scheme, token) = header.split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
+/// The refusal of a node whose certificate was revoked.
+pub(crate) fn revoked() -> Error {
+    let message = "the certificate of this node was revoked; join again with a new token";
+    Error::new(Reason::Unauthorized, message)
+}
+
+/// The end of an answer whose token was good when it began.
+fn token_ended() -> Error {
+    let message = "the token of this watch was revoked or has expired";
+    Error::new(Reason::Unauthorized, message)
 }
 
 fn unauthorized() -> Error {

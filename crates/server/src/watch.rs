@@ -411,13 +411,8 @@ fn line(out: &mut Vec<u8>, word: &str, object: &Value) {
     out.extend_from_slice(line.as_bytes());
 }
 
-/// The last line of a watch when the token that opened it was revoked or has expired.
-pub(crate) fn token_ended() -> Bytes {
-    let message = "the token of this watch was revoked or has expired";
-    error_line(&Error::new(Reason::Unauthorized, message))
-}
-
-fn error_line(error: &Error) -> Bytes {
+/// The last line of a watch that ends with an error.
+pub(crate) fn error_line(error: &Error) -> Bytes {
     let mut out = Vec::new();
     line(&mut out, "ERROR", &reply::status(error));
     out.into()

@@ -94,7 +94,7 @@ impl Writing<'_> {
         let mut options = self.options("CreateOptions", parts)?;
         let format = negotiate::object_format(content_type(parts))?;
         let bytes = body::read(parts, incoming, self.app.limits.body).await?;
-        let turn = self.app.turns.take(self.who, bytes.len()).await?;
+        let turn = self.app.turns.take(self.who, bytes.len()).await;
         let decoded = turns::parse(format, bytes).await?;
         options.duplicates = decoded.duplicates;
         let kept = self.app.resources.is_kept(self.kind);
@@ -136,7 +136,7 @@ impl Writing<'_> {
         if format == Format::Apply {
             return self.apply(bytes, key, turn, options).await;
         }
-        let patch = match turn.is_some() {
+        let patch = match turn.is_large() {
             false => Patch::read(format, &bytes, &self.kind.schema)?,
             true => {
                 let kind = self.kind.clone();
@@ -144,8 +144,10 @@ impl Writing<'_> {
                 tokio::task::spawn_blocking(read).await.map_err(Error::internal)??
             }
         };
-        if turn.is_none() && patch.is_heavy() {
-            turn = self.app.turns.take(self.who, usize::MAX).await?;
+        if !turn.is_large() && patch.is_heavy() {
+            // What it holds would keep others waiting while it waits itself.
+            drop(turn);
+            turn = self.app.turns.take(self.who, usize::MAX).await;
         }
         let limit = self.app.limits.body;
         let written = self.run(turn, Work::Patch(patch, limit), Some(key), options).await?;
@@ -157,7 +159,7 @@ impl Writing<'_> {
         &self,
         bytes: Bytes,
         key: &Key,
-        turn: Option<Turn>,
+        turn: Turn,
         mut options: WriteOptions,
     ) -> Result<Reply, Error> {
         let decoded = turns::parse(Format::Apply, bytes).await?;
@@ -169,28 +171,32 @@ impl Writing<'_> {
         self.written(code, written)
     }
 
-    /// The turn of a change, if what is sent or what is stored is large.
-    async fn turn(&self, sent: usize, key: &Key) -> Result<Option<Turn>, Error> {
+    /// The turn of a change: it weighs as much as what is sent, or what is stored if that is larger.
+    async fn turn(&self, sent: usize, key: &Key) -> Result<Turn, Error> {
         let stored = self.app.resources.objects().get(key).await;
         let stored = stored.map_err(|error| Error::from_store(self.kind, key.name(), error))?;
         let stored = stored.map_or(0, |record| record.json().len());
-        self.app.turns.take(self.who, sent.max(stored)).await
+        Ok(self.app.turns.take(self.who, sent.max(stored)).await)
     }
 
-    /// Does the work: right here, or on a thread of its own if it has a turn.
+    /// Does the work: right here, or on a thread of its own if it is large.
     async fn run(
         &self,
-        turn: Option<Turn>,
+        turn: Turn,
         work: Work,
         key: Option<&Key>,
         options: WriteOptions,
     ) -> Result<Written, Error> {
         let (resources, kind, part) = (&self.app.resources, self.kind, self.subresource);
         // A keeper may let a request wait for long: others have their turns meanwhile.
-        let Some(turn) = turn.filter(|_| !resources.is_kept(kind)) else {
+        let kept = resources.is_kept(kind);
+        if kept || !turn.is_large() {
+            let turn = Some(turn).filter(|_| !kept);
             let place = Place { resources, kind, namespace: self.namespace, key, part };
-            return work.run(place, &options).await;
-        };
+            let written = work.run(place, &options).await;
+            drop(turn);
+            return written;
+        }
         let (resources, kind) = (resources.clone(), kind.clone());
         let (namespace, key) = (self.namespace.map(str::to_owned), key.cloned());
         let written = async move {

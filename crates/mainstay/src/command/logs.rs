@@ -34,25 +34,40 @@ impl Logs {
     pub(crate) async fn run(&self) -> Result<u8, Error> {
         let client = self.connect.client()?;
         let name = self.instance.rsplit('/').next().unwrap_or_default();
-        let path = format!(
-            "/mainstay/v1/namespaces/{}/instances/{}/log?tail={}&follow={}",
-            encode(self.place.of(client.namespace())),
-            encode(name),
-            self.tail.unwrap_or(0),
-            self.follow,
-        );
-        let mut pieces = client.stream(&Call::get(path)).await?;
-        while let Some(piece) = pieces.piece().await.map_err(|error| self.incomplete(&error))? {
-            output::print(&String::from_utf8_lossy(&piece))?;
+        let path = |tail: u64, follow: bool| {
+            let (namespace, name) = (encode(self.place.of(client.namespace())), encode(name));
+            format!(
+                "/mainstay/v1/namespaces/{namespace}/instances/{name}/log?tail={tail}&follow={follow}"
+            )
+        };
+        let asked = Call::get(path(self.tail.unwrap_or(0), self.follow));
+        let mut pieces = client.stream(&asked).await?;
+        loop {
+            match pieces.piece().await {
+                Ok(Some(piece)) => output::print(&String::from_utf8_lossy(&piece))?,
+                Ok(None) => return Ok(0),
+                Err(error) => {
+                    // An answer that breaks off cannot tell why; the answer to the next request can.
+                    let next = client.stream(&Call::get(path(1, false))).await;
+                    return Err(self.incomplete(&error, next.err().as_ref()));
+                }
+            }
         }
-        Ok(0)
     }
 
-    fn incomplete(&self, error: &client::Error) -> Error {
-        let (instance, cause) = (&self.instance, error.explained());
-        Error::negative(format!(
-            "the log of instance {instance} is incomplete: {cause}; the node disconnected, or the \
-             output was read too slowly; try again, perhaps with --tail"
-        ))
+    fn incomplete(&self, error: &client::Error, next: Option<&client::Error>) -> Error {
+        let instance = &self.instance;
+        let cause = match next.and_then(client::Error::status) {
+            Some(status) if status.code == 401 => {
+                "the token was revoked or has expired; use another one".to_owned()
+            }
+            Some(status) => status.to_string(),
+            None => format!(
+                "{}; the node disconnected, or the output was read too slowly; try again, perhaps \
+                 with --tail",
+                error.explained()
+            ),
+        };
+        Error::negative(format!("the log of instance {instance} is incomplete: {cause}"))
     }
 }

@@ -417,13 +417,7 @@ async fn a_stolen_node_credential_reaches_nothing_beyond_its_node() {
         ("PATCH", "/api/v1/nodes/n1".to_owned()),
         ("PUT", "/api/v1/nodes/n1".to_owned()),
         ("PUT", "/api/v1/nodes/n2/status".to_owned()),
-        ("PUT", format!("{STORAGE}/blockdevices/other")),
-        ("PUT", format!("{STORAGE}/blockdevices/other/status")),
-        ("DELETE", format!("{STORAGE}/blockdevices/other")),
-        ("DELETE", format!("{STORAGE}/lvmvolumegroups/other")),
-        ("GET", format!("{STORAGE}/blockdevices/other")),
         ("GET", format!("{STORAGE}/blockdevices")),
-        ("GET", "/api/v1/namespaces/default/events/other".to_owned()),
         ("GET", "/api/v1/configmaps".to_owned()),
         ("GET", maps("mainstay-system")),
         ("GET", APPLICATIONS.to_owned()),
@@ -436,6 +430,25 @@ async fn a_stolen_node_credential_reaches_nothing_beyond_its_node() {
     ] {
         let body = ["PUT", "PATCH"].contains(&method).then_some(&zone);
         assert_eq!(n1.call(method, &path, body).await.0, 403, "{method} {path}");
+    }
+    // An object of another node is answered as one that does not exist.
+    for (method, path) in [
+        ("PUT", format!("{STORAGE}/blockdevices/NAME")),
+        ("PUT", format!("{STORAGE}/blockdevices/NAME/status")),
+        ("DELETE", format!("{STORAGE}/blockdevices/NAME")),
+        ("DELETE", format!("{STORAGE}/lvmvolumegroups/NAME")),
+        ("GET", format!("{STORAGE}/blockdevices/NAME")),
+        ("GET", "/api/v1/namespaces/default/events/NAME".to_owned()),
+    ] {
+        let answers = ["other", "missing"].map(async |name| {
+            let body = json!({"metadata": {"name": name}, "spec": {"nodeName": "n1", "devPath": "/dev/x"}});
+            let body = (method == "PUT").then_some(&body);
+            let (code, answer) = n1.call(method, &path.replace("NAME", name), body).await;
+            (code, answer.to_string().replace(name, "NAME"))
+        });
+        let [other, missing] = answers;
+        let (other, missing) = (other.await, missing.await);
+        assert_eq!((other.0, &other), (404, &missing), "{method} {path}");
     }
     // Own objects cannot be moved to another node either, and a status write changes only the status.
     let devices = format!("{STORAGE}/blockdevices");

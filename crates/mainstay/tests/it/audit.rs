@@ -88,7 +88,7 @@ fn every_dialect_leaves_a_line_for_changes_and_denials() {
             &wrong,
             &Value::Null,
             rucio(
-                json!({"user": "anonymous", "claimedUser": "mallory", "outcome": "denied", "code": 401}),
+                json!({"user": "anonymous", "claimedUser": "unknown, 7 characters", "outcome": "denied", "code": 401}),
             ),
         ),
         (

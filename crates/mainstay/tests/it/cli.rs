@@ -160,25 +160,56 @@ fn tokens_have_roles_and_can_be_revoked() {
     assert!(node.contains("--node"), "{node}");
 }
 
-#[test]
-fn a_log_that_breaks_off_is_an_error() {
+/// Answers requests one after the other, each on a connection of its own that is closed then.
+fn answering(answers: Vec<String>) -> (String, std::thread::JoinHandle<()>) {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
-        let answer = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\nbegun\n\r\n";
-        stream.write_all(answer.as_bytes()).unwrap();
+        for answer in answers {
+            let (mut stream, _) = listener.accept().unwrap();
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
     });
-    let output = std::process::Command::new(crate::process::MAINSTAY)
-        .args(["logs", "game-1", "--server", &url])
-        .env_remove("KUBECONFIG")
-        .output()
-        .unwrap();
-    server.join().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "begun\n");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("the log of instance game-1 is incomplete"), "{told}");
-    assert_eq!(output.status.code(), Some(1));
+    (url, server)
+}
+
+#[test]
+fn a_log_that_breaks_off_is_an_error_that_tells_why() {
+    let begun = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n6\r\nbegun\n\r\n";
+    let refusal = |code: u16, reason: &str, message: &str| {
+        let body = serde_json::json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason, "message": message,
+        });
+        let body = body.to_string();
+        format!(
+            "HTTP/1.1 {code} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
+    };
+    for (next, why) in [
+        (None, "the node disconnected, or the output was read too slowly"),
+        (
+            Some(refusal(401, "Unauthorized", "Unauthorized")),
+            "the token was revoked or has expired",
+        ),
+        (
+            Some(refusal(404, "NotFound", "the node n1 is not connected")),
+            "the node n1 is not connected",
+        ),
+    ] {
+        let (url, server) = answering([begun.to_owned()].into_iter().chain(next).collect());
+        let output = std::process::Command::new(crate::process::MAINSTAY)
+            .args(["logs", "-f", "game-1", "--server", &url])
+            .env_remove("KUBECONFIG")
+            .output()
+            .unwrap();
+        server.join().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "begun\n");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(told.contains("the log of instance game-1 is incomplete"), "{told}");
+        assert!(told.contains(why), "{told}");
+        assert_eq!(output.status.code(), Some(1));
+    }
 }

@@ -9,14 +9,17 @@ use http::header::USER_AGENT;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use http_body_util::BodyExt;
+use mainstay_rucio::Described;
+use mainstay_store::object::Resource;
 use mainstay_store::status::Error;
 use parking_lot::Mutex;
 
 use super::fold::Alike;
 use super::policy::{Decision, Level, Outcome, Seen};
 use super::{ANONYMOUS, Entry, Surface};
+use crate::engines::SURFACE;
 use crate::listen::Peer;
-use crate::path::{self, Path, percent_decode};
+use crate::path::{self, Path};
 use crate::reply::Reply;
 use crate::service::{App, Asked, method_verb};
 
@@ -26,30 +29,31 @@ const AUDIT_ID: HeaderName = HeaderName::from_static("audit-id");
 /// The status code of a request whose client went away before the answer.
 const GONE: u16 = 499;
 
-/// Whether a method never changes anything.
-pub(crate) fn only_reads(method: &Method) -> bool {
-    matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)
-}
+/// The status code of a request whose handler panicked; its client sees the connection closed.
+const FAILED: u16 = 500;
 
 /// Whether a request may change something or must leave a line, as far as its head tells: a login to
-/// Rucio and a backup are GETs and must; a question to the API about oneself is a POST and need not.
+/// Rucio and a backup are GETs and must; a question is a POST and need not.
 pub(crate) fn must_be_told(method: &Method, path: &str) -> bool {
-    const LOGIN: [&str; 3] = ["rucio", "auth", "userpass"];
     const QUESTIONS: [&str; 3] = [
         "/apis/authentication.k8s.io/v1/selfsubjectreviews",
         "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
         "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
     ];
+    if let Some(below) = rucio_path(path) {
+        return Described::of(method, below).changes;
+    }
     match *method {
         Method::POST => !QUESTIONS.contains(&path),
-        Method::GET | Method::HEAD | Method::OPTIONS => {
-            let decoded = percent_decode(path, false);
-            let path = decoded.as_deref().unwrap_or(path);
-            path == "/mainstay/v1/backup"
-                || path.split('/').filter(|part| !part.is_empty()).eq(LOGIN)
-        }
+        Method::GET | Method::HEAD | Method::OPTIONS => path == "/mainstay/v1/backup",
         _ => true,
     }
+}
+
+/// The part of a path below the surface of the rule engine, if it is there.
+fn rucio_path(path: &str) -> Option<&str> {
+    let below = path.strip_prefix(SURFACE)?;
+    (below.is_empty() || below.starts_with('/')).then_some(below)
 }
 
 /// Facts about a request that only its dialect knows. The server puts one into
@@ -133,7 +137,8 @@ impl Tap {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DryRun;
 
-/// The books of one request. Dropped before they are closed, they note that the client went away.
+/// The books of one request. Dropped before they are closed, they note that the client went away, or
+/// that the handler failed.
 pub(crate) struct Books<'a> {
     app: &'a App,
     peer: &'a Peer,
@@ -184,7 +189,7 @@ impl<'a> Books<'a> {
         }
         let Some(user) = &self.asked.user else { return Ok(()) };
         let mut target = Asked { verb: method_verb(&self.method), ..Asked::default() };
-        name_target(&self.uri, &mut target);
+        name_target(&self.method, &self.uri, &mut target);
         let resource = target.resource.map(|resource| resource.to_string()).unwrap_or_default();
         let role = user.role.map_or("", |role| role.as_str());
         let seen = Seen {
@@ -245,17 +250,19 @@ impl<'a> Books<'a> {
     fn entry(&mut self, code: u16, dry_run: bool, took: Duration) -> Option<(Entry, bool)> {
         let (app, asked) = (self.app, &mut self.asked);
         let noted = asked.note.take().map(|note| note.0.lock().clone()).unwrap_or_default();
-        let by_method = asked.changes || (!only_reads(&self.method) && !asked.asks);
-        let changes = noted.changes.unwrap_or(by_method);
+        let by_head = || !asked.asks && must_be_told(&self.method, self.uri.path());
+        let changes = noted.changes.unwrap_or_else(|| asked.changes || by_head());
         let outcome = if noted.denied { Outcome::Denied } else { Outcome::of(code) };
-        if !changes && outcome != Outcome::Denied && !app.audit.sees_reads {
+        // A first line always has its second.
+        let matters = changes || outcome == Outcome::Denied || self.received;
+        if !matters && !app.audit.sees_reads {
             return None;
         }
         if asked.verb.is_empty() {
             asked.verb = method_verb(&self.method);
         }
         if asked.name.is_empty() && asked.namespace.is_empty() {
-            name_target(&self.uri, asked);
+            name_target(&self.method, &self.uri, asked);
         }
         let resource = asked.resource.take().map(|resource| resource.to_string());
         let resource = resource.unwrap_or(noted.resource);
@@ -324,23 +331,58 @@ impl Drop for Books<'_> {
             return;
         }
         let took = self.app.clock.elapsed().saturating_sub(self.started);
-        if let Some((entry, _)) = self.entry(GONE, false, took) {
-            // Whom it would tell is gone.
+        let code = if std::thread::panicking() { FAILED } else { GONE };
+        if let Some((entry, _)) = self.entry(code, false, took) {
+            // The client cannot wait for the line any more.
             drop(self.app.audit.record(entry, false));
         }
     }
 }
 
-/// The object that a path names, for requests that were refused before it was looked at.
-fn name_target(uri: &Uri, asked: &mut Asked) {
-    let Ok(Path::Objects(target)) = path::parse(uri.path()) else { return };
-    asked.namespace = target.namespace.as_deref().unwrap_or_default().to_owned();
-    asked.name = target.name.as_deref().unwrap_or_default().to_owned();
-    asked.subresource = target.subresource.unwrap_or_default().to_owned();
-    if asked.resource.is_none() {
-        let resource = mainstay_store::object::Resource::new(target.group, target.plural);
-        asked.resource = Some(resource);
+/// The object that the head of a request names, on every part of the API: for the first line, and for
+/// requests that were refused before the object was looked at.
+fn name_target(method: &Method, uri: &Uri, asked: &mut Asked) {
+    let path = uri.path();
+    if let Ok(Path::Objects(target)) = path::parse(path) {
+        asked.namespace = target.namespace.as_deref().unwrap_or_default().to_owned();
+        asked.name = target.name.as_deref().unwrap_or_default().to_owned();
+        asked.subresource = target.subresource.unwrap_or_default().to_owned();
+        let resource = || Resource::new(target.group, target.plural);
+        asked.resource.get_or_insert_with(resource);
+        return;
     }
+    if let Some(below) = rucio_path(path) {
+        let described = Described::of(method, below);
+        return set_target(asked, &described.resource, &described.name);
+    }
+    if let Some(errand) = crate::store_api::Errand::named(path) {
+        return errand.note(asked);
+    }
+    if let Some(node) = crate::node_api::revoked(path) {
+        return crate::node_api::note(node, asked);
+    }
+    let ours = path.strip_prefix("/mainstay/v1/").unwrap_or_default();
+    match (Surface::of(path), ours.split('/').collect::<Vec<_>>().as_slice()) {
+        (Surface::Tokens, parts) => {
+            set_target(asked, "tokens", parts.get(1).copied().unwrap_or_default());
+        }
+        (Surface::Join, ["authority" | "ca", ..]) => set_target(asked, "authorities", ""),
+        (Surface::Join, _) => set_target(asked, "nodecertificates", ""),
+        (Surface::Logs, ["namespaces", namespace, _, instance, _]) => {
+            set_target(asked, "instances.apps.mainstay.dev", instance);
+            (*namespace).clone_into(&mut asked.namespace);
+            "log".clone_into(&mut asked.subresource);
+        }
+        (Surface::Agents, _) => set_target(asked, "agentstreams", ""),
+        (Surface::Extender, _) => set_target(asked, "reservations", ""),
+        (Surface::Scheduler, _) => set_target(asked, "scheduler", ""),
+        _ => {}
+    }
+}
+
+fn set_target(asked: &mut Asked, resource: &str, name: &str) {
+    asked.resource.get_or_insert_with(|| Resource::from_stored(resource));
+    asked.name = name.chars().take(512).collect();
 }
 
 fn asks_dry_run(query: Option<&str>) -> bool {

@@ -1,4 +1,8 @@
-//! Takes secrets out of what a line shows: query parameters, and fields of bodies.
+//! Takes secrets out of what a line shows: paths, query parameters, and fields of bodies.
+//!
+//! Clients encode more than once, put documents into parameters and parameters into parameters. So
+//! every value is looked at as it is after all percent-encoding is undone: if a secret shows up there,
+//! the whole value is hidden.
 
 use std::borrow::Cow;
 
@@ -35,9 +39,44 @@ fn is_secret(name: &str) -> bool {
     SECRET_WORDS.iter().any(|word| name.contains(word)) || SECRET_NAMES.contains(&name.as_str())
 }
 
+/// How often a text may be percent-encoded; beyond that its value is hidden.
+const MOST_ENCODED: usize = 6;
+
+/// A text without percent-encoding, however often it was encoded; `None` if that is too often, or if
+/// the bytes are not UTF-8.
+fn decoded(text: &str) -> Option<Cow<'_, str>> {
+    let mut plain = Cow::Borrowed(text);
+    for _ in 0..MOST_ENCODED {
+        if !plain.contains(['%', '+']) {
+            return Some(plain);
+        }
+        let next = percent_decode(&plain, true)?.into_owned();
+        if next == plain {
+            return Some(plain);
+        }
+        plain = Cow::Owned(next);
+    }
+    None
+}
+
 /// Whether a parameter holds a secret, however its name is encoded.
 fn names_secret(name: &str) -> bool {
-    percent_decode(name, true).is_none_or(|name| is_secret(&name))
+    decoded(name).is_none_or(|name| is_secret(&name))
+}
+
+/// Whether a value shows a secret once it is decoded: a token, a password in an address, or the name
+/// of a secret before one of the signs `assign` (`a=b;password=x`, `{"password": "x"}`).
+fn shows_secret(value: &str, assign: &[char]) -> bool {
+    let Some(plain) = decoded(value) else { return true };
+    if matches!(text(&plain), Cow::Owned(shown) if shown != *plain) {
+        return true;
+    }
+    // Inside a document, quotes may be escaped as often as it is nested.
+    let bare = |name: &str| is_secret(name.trim_matches([' ', '"', '\'', '\\', '\t', '\n', '\r']));
+    plain.split(['&', ';', '?', ',', '{', '}', '[', ']', '\n']).any(|part| {
+        let mut names = part.match_indices(assign).map(|(at, _)| &part[..at]);
+        names.any(bare)
+    })
 }
 
 /// A text without tokens of Mainstay and without the passwords of addresses (`//user:password@host`),
@@ -76,27 +115,51 @@ fn without_passwords(text: &str) -> String {
     shown
 }
 
+/// A path or a part of one, without the segments that show a secret.
+pub(crate) fn path(path: &str) -> Cow<'_, str> {
+    // Most have none of these signs.
+    if !path.contains(['%', '=', '+']) {
+        return text(path);
+    }
+    let shown = path.split('/').map(shown_segment).collect::<Vec<_>>().join("/");
+    Cow::Owned(text(&shown).into_owned())
+}
+
+/// A segment of a path. A colon assigns nothing there: it separates scopes from names.
+fn shown_segment(segment: &str) -> &str {
+    if shows_secret(&text(segment), &['=']) { REDACTED } else { segment }
+}
+
 /// The path and query of a request, without tokens and without the values of secret parameters.
 pub(crate) fn uri(path: &str, query: Option<&str>) -> String {
-    let mut text = path.to_owned();
-    for (at, pair) in query.iter().flat_map(|query| query.split('&')).enumerate() {
-        text.push(if at == 0 { '?' } else { '&' });
-        match pair.split_once('=') {
-            Some((name, _)) if names_secret(name) => {
-                text.push_str(name);
-                text.push('=');
-                text.push_str(REDACTED);
-            }
-            _ => text.push_str(pair),
+    let mut shown = self::path(path).into_owned();
+    if let Some(query) = query {
+        shown.push('?');
+        // Some servers and clients take a semicolon for an ampersand.
+        for pair in query.split_inclusive(['&', ';']) {
+            let (pair, separator) = pair.split_at(pair.trim_end_matches(['&', ';']).len());
+            push_pair(&mut shown, pair);
+            shown.push_str(separator);
         }
     }
-    let mut text = self::text(&text).into_owned();
+    let mut text = text(&shown).into_owned();
     if text.len() > LONGEST_URI {
         let end = (0..=LONGEST_URI).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         text.truncate(end);
         text.push('…');
     }
     text
+}
+
+fn push_pair(shown: &mut String, pair: &str) {
+    match pair.split_once('=') {
+        Some((name, value)) if names_secret(name) || shows_secret(&text(value), &['=', ':']) => {
+            shown.extend([name, "=", REDACTED]);
+        }
+        // `password%3Dx` is a parameter with a value for those that decode first.
+        None if shows_secret(pair, &['=', ':']) => shown.push_str(REDACTED),
+        _ => shown.push_str(pair),
+    }
 }
 
 /// A body as a line shows it, without secrets; the reason if it cannot be shown. Of what is sent to
@@ -144,8 +207,23 @@ fn redact(value: &mut Value) {
             if let Cow::Owned(shown) = text(found) {
                 *found = shown;
             }
+            redact_document(found);
         }
         _ => {}
+    }
+}
+
+/// Hides secrets in a text that is itself a JSON document.
+fn redact_document(found: &mut String) {
+    if !found.trim_start().starts_with(['{', '[']) {
+        return;
+    }
+    if let Ok(before) = serde_json::from_str::<Value>(found) {
+        let mut after = before.clone();
+        redact(&mut after);
+        if after != before {
+            *found = after.to_string();
+        }
     }
 }
 
@@ -199,6 +277,24 @@ mod tests {
             ("/configmaps/mst_short", None, "/configmaps/mst_short"),
             ("/rses/https://u:secret@h/x", None, "/rses/https://u:REDACTED@h/x"),
             ("/a", Some("url=https://u:p:w@h&b=//c@d"), "/a?url=https://u:REDACTED@h&b=//c@d"),
+            ("/a", Some("a=b;password=x;c"), "/a?a=b;password=REDACTED;c"),
+            ("/a", Some("pass%2577ord=x"), "/a?pass%2577ord=REDACTED"),
+            ("/a", Some("%2525%2574oken=x"), "/a?%2525%2574oken=REDACTED"),
+            ("/a", Some("q=mst_aaaaaaaaaabbbbbbbbbb%26pwd%3Dx"), "/a?q=REDACTED"),
+            ("/a", Some("q=a%26password%3Dx"), "/a?q=REDACTED"),
+            ("/a", Some("q=password%253Dx"), "/a?q=REDACTED"),
+            ("/a", Some("url=https%253A%252F%252Fu%253Ap%2540h"), "/a?url=REDACTED"),
+            ("/a", Some("q=%6Dst_aaaaaaaaaabbbbbbbbbb"), "/a?q=REDACTED"),
+            ("/a", Some("q={\"password\":\"x\"}"), "/a?q=REDACTED"),
+            ("/a", Some("q=%7B%22a%22%3A%7B%22api_key%22%20%3A%20%22x%22%7D%7D"), "/a?q=REDACTED"),
+            ("/a", Some("q={\"a\":\"{\\\"token\\\":1}\"}"), "/a?q=REDACTED"),
+            ("/a", Some("q={\"name\":\"x\"}&b={\"did"), "/a?q={\"name\":\"x\"}&b={\"did"),
+            ("/a", Some("password%3Dx"), "/a?REDACTED"),
+            ("/a", Some("q=%25252525252525252541"), "/a?q=REDACTED"),
+            ("/x/%6Dst_aaaaaaaaaabbbbbbbbbb/y", None, "/x/REDACTED/y"),
+            ("/x/https%3A%2F%2Fu%3Ap%40h/y", None, "/x/REDACTED/y"),
+            ("/dids/scope/key:value%20a", None, "/dids/scope/key:value%20a"),
+            ("/rses/tier=1&password=x", None, "/rses/REDACTED"),
         ] {
             assert_eq!(uri(path, query), shown);
         }
@@ -228,6 +324,9 @@ mod tests {
         for (sent, shown) in cases {
             assert_eq!(body(sent.to_string().as_bytes(), 1 << 20, false).unwrap(), shown);
         }
+        let nested = json!({"data": {"a.json": "{\"user\": \"u\", \"password\": \"hidden\"}"}});
+        let shown = body(nested.to_string().as_bytes(), 1 << 20, false).unwrap().to_string();
+        assert!(!shown.contains("hidden") && shown.contains("user"), "{shown}");
         let yaml = "kind: Secret\nstringData:\n  a: hidden\n";
         assert_eq!(body(yaml.as_bytes(), 100, false).unwrap()["stringData"]["a"], REDACTED);
         let patch = json!({"data": {"a": "x"}});

@@ -122,6 +122,10 @@ fn requests_are_told_apart_by_what_they_do_and_not_by_their_method_alone() {
         (Method::POST, review, false),
         (Method::DELETE, review, true),
         (Method::POST, "/rucio/rules/", true),
+        (Method::POST, "/rucio/replicas/list", false),
+        (Method::POST, "/rucio/dids/bulkmeta", false),
+        (Method::DELETE, "/rucio/replicas/list", true),
+        (Method::POST, "/rucioo/replicas/list", true),
     ] {
         assert_eq!(observe::must_be_told(&method, path), told, "{method} {path}");
     }

@@ -30,17 +30,25 @@ pub(crate) struct Account {
     pub(crate) read_only: bool,
 }
 
+/// The account of administrators.
+const ROOT: &str = "root";
+
 /// The account that a user acts as. An administrator is `root`, or the account that the request
-/// names; an editor is the account of the same name; everybody else only reads.
+/// names; an editor is the account of the same name, unless that is `root`; everybody else only reads,
+/// whatever their name.
 pub(crate) fn account(user: Option<&User>, named: Option<&str>) -> Option<Account> {
     let user = user?;
     let privileged = user.role == Some(Role::Admin);
     let name = match named {
         Some(account) if privileged => account,
-        None if privileged => "root",
+        None if privileged => ROOT,
         _ => user.name.as_ref(),
     };
-    let read_only = !matches!(user.role, Some(Role::Admin | Role::Editor));
+    let read_only = match user.role {
+        Some(Role::Admin) => false,
+        Some(Role::Editor) => name == ROOT,
+        _ => true,
+    };
     // There is no account without a name.
     (!name.is_empty()).then(|| Account { name: name.to_owned(), privileged, read_only })
 }
@@ -103,6 +111,7 @@ mod tests {
             "not as others"
         );
         assert_eq!(account(editor, "", None), None, "an editor without a name is nobody");
+        assert_eq!(account(editor, "root", None), some("root", false, true), "not as root");
         for role in [Some(Role::Viewer), Some(Role::Node), None] {
             assert_eq!(account(role, "x", Some("root")), some("x", false, true), "{role:?}");
         }

@@ -14,8 +14,8 @@ pub(super) async fn rules(request: Request, next: Next) -> Response {
     if let (Some(note), Some(facts)) = (note, response.extensions().get::<rest::AuditFacts>()) {
         note.account(&facts.account);
         note.claimed(&facts.claimed);
-        note.object(&facts.resource, &facts.name);
-        note.changes(facts.changes);
+        note.object(&facts.described.resource, &facts.described.name);
+        note.changes(facts.described.changes);
         if facts.denied {
             note.denied();
         }

@@ -9,7 +9,7 @@ use super::OWN_TOKEN;
 
 /// Headers of which a request has one at most. A proxy in front that takes the other one of two
 /// would have judged another request than the one that is served.
-const SINGLE: [&str; 3] = ["host", "authorization", OWN_TOKEN];
+const SINGLE: [&str; 4] = ["host", "content-length", "authorization", OWN_TOKEN];
 
 /// The most header fields of a request. Over HTTP/1 the library keeps this bound.
 const FIELDS: usize = 100;
@@ -22,6 +22,9 @@ pub(super) fn check_head(parts: &Parts, limit: usize) -> Result<(), Error> {
         if parts.headers.get_all(name).iter().nth(1).is_some() {
             return Err(Error::bad_request(format!("the request has more than one {name} header")));
         }
+    }
+    if parts.version == Version::HTTP_11 && !parts.headers.contains_key(HOST) {
+        return Err(Error::bad_request("the request has no host header, which HTTP/1.1 requires"));
     }
     if parts.version != Version::HTTP_2 {
         return Ok(());

@@ -67,7 +67,10 @@ impl App {
         };
         let own = match authorize::judge(user, &attempt) {
             Verdict::Allowed => None,
-            Verdict::IfOwn(rule) => Some(Arc::new(OwnOnly::new(self, user, rule, kind, &attempt))),
+            Verdict::IfOwn(rule) => {
+                let note = asked.note.get_or_insert_default().clone();
+                Some(Arc::new(OwnOnly::new(self, user, rule, kind, &attempt).noting(note)))
+            }
             Verdict::Denied => return Err(authorize::forbidden(user, kind, &attempt)),
         };
         let form = negotiate::form(accept(parts))?;
@@ -76,7 +79,7 @@ impl App {
             let inside = who.enter(Pool::Watches)?;
             let watching = self.metrics.watching(kind.resource());
             let mut reply = watch::watch(self, kind, namespace, name, &query, form).await?;
-            self.until_token_ends(parts, &mut reply, Some(watch::token_ended())).await;
+            self.until_credential_ends(parts, &mut reply, Some(watch::error_line)).await;
             reply.body_mut().holding((inside, watching));
             return Ok(reply);
         }
@@ -105,7 +108,7 @@ impl App {
                 check_version(&self.resources, kind, &query)?;
                 let record = self.resources.read(kind, key).await?;
                 if let Some(own) = &own {
-                    own.check(&record.object()).await?;
+                    own.find(&record.object()).await?;
                 }
                 let body = if form == Form::Plain && !query.pretty {
                     record.json().clone()

@@ -3,20 +3,24 @@
 
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use http::Request;
 use http::request::Parts;
+use http_body::Frame;
 use mainstay_store::status::Error;
+use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-use super::{App, Asked, bearer, method_verb, no_such_resource, read_only};
+use super::{App, Asked, bearer, method_verb, no_such_resource, read_only, revoked};
 use crate::answers::Room;
 use crate::audit::Tap;
 use crate::authorize::{self, Verdict};
 use crate::body::{self, Incoming, Inside};
+use crate::certificates::Session;
 use crate::gate::{Pool, Who};
 use crate::identity::User;
 use crate::query::Query;
-use crate::reply::{Body, Reply};
+use crate::reply::{self, Body, Reply};
 
 impl App {
     /// Whether a path belongs to a dialect that knows users of its own.
@@ -81,7 +85,7 @@ impl App {
         }
         if let Some(errand) = errand {
             let mut reply = crate::store_api::answer(self, &parts.method, errand, asked).await?;
-            self.until_token_ends(&parts, &mut reply, None).await;
+            self.until_credential_ends(&parts, &mut reply, None).await;
             reply.body_mut().holding(inside);
             return Ok(reply);
         }
@@ -113,26 +117,42 @@ impl App {
         };
         asked.lasting = true;
         // Dialects with users of their own know tokens of their own as well.
-        let token = parts.extensions.get::<Arc<User>>().and_then(|_| bearer(&parts));
-        let end = match token {
+        let known = parts.extensions.get::<Arc<User>>().is_some();
+        let session = parts.extensions.get::<Arc<Session>>().map(|session| session.ended());
+        let end = match bearer(&parts).filter(|_| known) {
             Some(token) => Some(self.tokens.end(token).await),
-            None => None,
+            None => session.clone().filter(|_| known),
         };
         parts.extensions.insert(asked.note.get_or_insert_default().clone());
         let body = match stays {
-            true => match parts.extensions.remove::<Tap>() {
-                Some(tap) => axum::body::Body::new(tap.on(body.stream())),
-                None => body.stream(),
-            },
+            true => {
+                let body = until(body.stream(), session.clone());
+                match parts.extensions.remove::<Tap>() {
+                    Some(tap) => axum::body::Body::new(tap.on(body)),
+                    None => body,
+                }
+            }
             false => body::read(&parts, body, self.limits.body).await?.into(),
         };
         let request = Request::from_parts(parts, body);
         let reply = routes.oneshot(request).await;
         let mut reply = reply.map(|reply| reply.map(Body::routed)).map_err(Error::internal)?;
         if let Some(end) = end {
-            reply.body_mut().until(end, None);
+            let revoked = session.filter(|_| stays).map(|_| reply::grpc_trailers(&revoked()));
+            reply.body_mut().until(end, revoked.map(Frame::trailers));
         }
         reply.body_mut().holding(inside);
         Ok(reply)
+    }
+}
+
+/// A body that ends when `end` is cancelled: nothing more is taken from a node that was revoked.
+fn until(body: axum::body::Body, end: Option<CancellationToken>) -> axum::body::Body {
+    match end {
+        None => body,
+        Some(end) => {
+            let pieces = body.into_data_stream().take_until(end.cancelled_owned());
+            axum::body::Body::from_stream(pieces)
+        }
     }
 }

@@ -51,6 +51,16 @@ fn routes() -> axum::Router {
         .route("/other/things", axum::routing::any(things))
         .route("/other/search", axum::routing::post(search))
         .route("/other/wait", axum::routing::post(std::future::pending::<()>))
+        .route("/rucio/rules", axum::routing::post(things))
+        .route("/rucio/replicas/list", axum::routing::post(search))
+        .route("/rucio/accounts/{name}", axum::routing::post(std::future::pending::<()>))
+        .route("/rucio/rses/{name}", axum::routing::post(fails))
+        .route("/v1/lvg/narrow-reservation", axum::routing::post(things))
+        .route("/scheduler/filter", axum::routing::post(things))
+}
+
+async fn fails() -> http::StatusCode {
+    panic!("the handler fails")
 }
 
 async fn start(change: impl FnOnce(&mut Settings)) -> Host {
@@ -234,6 +244,105 @@ async fn with_both_stages_a_change_has_a_line_before_it_is_made() {
     let all = lines(host.dir.path());
     assert_eq!(all.len(), 3, "a rule may do without: {all:?}");
     assert_eq!(all[2]["stage"], Value::Null);
+    host.stop().await;
+}
+
+/// A request by hand, on a connection of its own: a client library insists on an answer.
+async fn send_head(host: &Host, method: &str, path: &str) -> impl AsyncWriteExt + Unpin + use<> {
+    let mut connection = host.connect(None).await;
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {}\r\ncontent-length: 0\r\n\r\n",
+        host.token
+    );
+    connection.write_all(head.as_bytes()).await.unwrap();
+    connection
+}
+
+/// Waits until the log has so many lines.
+async fn until_lines(host: &Host, count: usize) -> Vec<Value> {
+    let mut admin = host.client().await;
+    loop {
+        let all = lines(host.dir.path());
+        if all.len() >= count {
+            return all;
+        }
+        // A round trip gives the writer time; reads leave no line.
+        admin.get(MAPS).await.ok();
+    }
+}
+
+#[tokio::test]
+async fn every_first_line_has_a_second_one_on_every_surface() {
+    // Rules by kind have to match the first line as well as the second.
+    let kinds = [
+        "configmaps",
+        "tokens",
+        "nodecertificates",
+        "authorities",
+        "store",
+        "rucio/*",
+        "agentstreams",
+        "reservations",
+        "scheduler",
+    ];
+    let host = start(|settings| {
+        settings.policy = serde_json::from_value::<Policy>(json!({
+            "rules": [{"kinds": kinds, "changes": true, "level": "Metadata", "received": true}],
+        }))
+        .unwrap();
+    })
+    .await;
+    let mut admin = host.client().await;
+    let map = map("a");
+    let viewer = json!({"role": "viewer", "name": "eve"});
+    let empty = json!({});
+    let mut seen = 0;
+    for (method, path, body, resource, code) in [
+        ("POST", MAPS, &map, "configmaps", 201),
+        ("POST", MAPS, &map, "configmaps", 409),
+        ("POST", "/mainstay/v1/tokens", &viewer, "tokens", 201),
+        ("DELETE", "/mainstay/v1/tokens/nope", &empty, "tokens", 404),
+        ("POST", "/mainstay/v1/join", &empty, "nodecertificates", 403),
+        ("POST", "/mainstay/v1/nodes/n1/revoke", &empty, "nodecertificates", 200),
+        ("POST", "/mainstay/v1/authority/nowhere", &empty, "authorities", 404),
+        ("POST", "/mainstay/v1/store/compact", &empty, "store", 200),
+        ("GET", "/mainstay/v1/backup", &empty, "store", 200),
+        ("POST", "/rucio/rules", &empty, "rucio/rules", 201),
+        ("POST", "/mainstay.agents.v1.Agents/Connect", &empty, "agentstreams", 403),
+        ("POST", "/v1/lvg/narrow-reservation", &empty, "reservations", 201),
+        ("POST", "/scheduler/filter", &empty, "scheduler", 201),
+    ] {
+        send(&mut admin, method, path, &[], body).await;
+        let all = lines(host.dir.path());
+        let [first, second] = &all[seen..] else { panic!("{method} {path}: {:?}", &all[seen..]) };
+        seen = all.len();
+        assert_eq!(first["stage"], "RequestReceived", "{path}: {first}");
+        assert_eq!((&second["stage"], &second["code"]), (&json!("ResponseComplete"), &json!(code)));
+        assert_eq!((&first["resource"], &second["resource"]), (&json!(resource), &json!(resource)));
+        assert_eq!(first["auditID"], second["auditID"], "{path}");
+    }
+    // A question changes nothing and leaves no line, though it is asked by POST.
+    send(&mut admin, "POST", "/rucio/replicas/list", &[], &empty).await;
+    assert_eq!(lines(host.dir.path()).len(), seen, "a question");
+    // A client that goes away, and a handler that panics.
+    let gone = send_head(&host, "POST", "/rucio/accounts/eve").await;
+    until_lines(&host, seen + 1).await;
+    drop(gone);
+    let all = until_lines(&host, seen + 2).await;
+    let _failed = send_head(&host, "POST", "/rucio/rses/SITE").await;
+    let all = [&all[..], &until_lines(&host, seen + 4).await[seen + 2..]].concat();
+    for (line, stage, code, resource) in [
+        (&all[seen], "RequestReceived", Value::Null, "rucio/accounts"),
+        (&all[seen + 1], "ResponseComplete", json!(499), "rucio/accounts"),
+        (&all[seen + 2], "RequestReceived", Value::Null, "rucio/rses"),
+        (&all[seen + 3], "ResponseComplete", json!(500), "rucio/rses"),
+    ] {
+        assert_eq!(
+            (&line["stage"], &line["code"], &line["resource"]),
+            (&json!(stage), &code, &json!(resource)),
+            "{line}"
+        );
+    }
     host.stop().await;
 }
 

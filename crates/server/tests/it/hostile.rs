@@ -82,6 +82,72 @@ async fn half_a_handshake_and_a_slow_head_are_cut_off() {
     host.stop().await;
 }
 
+#[tokio::test]
+async fn an_http1_connection_without_a_request_is_closed_in_time() {
+    let (host, clock) = Host::start_manual(|options| {
+        // Only the limit of a head can close them in the time that passes here.
+        options.limits.idle = Duration::from_secs(1 << 40);
+    })
+    .await;
+    let mut unused = host.connect(None).await;
+    closed(&clock, &mut unused).await;
+    // One that was used is idle, which has a limit of its own.
+    let mut used = host.client().await;
+    assert_eq!(used.get("/healthz").await.code, 200);
+    let mut unused = host.connect(None).await;
+    closed(&clock, &mut unused).await;
+    assert_eq!(used.get("/healthz").await.code, 200);
+    host.stop().await;
+}
+
+#[tokio::test]
+async fn heads_that_two_readers_could_understand_differently_are_refused() {
+    let host = Host::start().await;
+    let bearer = format!("authorization: Bearer {}\r\nconnection: close", host.token);
+    for (head, code) in [
+        (format!("GET {MAPS} HTTP/1.1\r\nhost: x\r\n{bearer}\r\n\r\n"), "HTTP/1.1 200"),
+        (format!("GET {MAPS} HTTP/1.1\r\n{bearer}\r\n\r\n"), "HTTP/1.1 400"),
+        ("GET /healthz HTTP/1.1\r\nconnection: close\r\n\r\n".to_owned(), "HTTP/1.1 400"),
+        ("GET /healthz HTTP/1.0\r\n\r\n".to_owned(), "HTTP/1.0 200"),
+    ] {
+        let mut stream = host.connect(None).await;
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with(code), "{head}: {answer}");
+    }
+    let mut sender = http2(&host).await;
+    let request = |lengths: &[&str]| {
+        let request = http::Request::post(format!("https://localhost{MAPS}"));
+        let request = request.header("authorization", format!("Bearer {}", host.token));
+        let request = lengths
+            .iter()
+            .fold(request, |request, length| request.header("content-length", *length));
+        request.body(Full::new(Bytes::from_static(b"{}"))).unwrap()
+    };
+    let answer = sender.send_request(request(&["2", "2"])).await.unwrap();
+    assert_eq!(answer.status(), 400);
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    assert!(String::from_utf8_lossy(&body).contains("content-length"), "{body:?}");
+    // The library resets the stream of a request whose lengths differ.
+    let reset = sender.send_request(request(&["2", "3"])).await;
+    assert!(reset.is_err_and(|error| !error.is_canceled()));
+    host.stop().await;
+}
+
+async fn http2(host: &Host) -> hyper::client::conn::http2::SendRequest<Full<Bytes>> {
+    let tcp = TcpStream::connect(host.running.local_addr()).await.unwrap();
+    let name = ServerName::try_from("localhost").unwrap();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(host.tls(None, &[b"h2"])));
+    let stream = connector.connect(name, tcp).await.unwrap();
+    let handshake =
+        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
 /// A frame of HTTP/2 on stream 1, or on the connection.
 fn frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
     let length = u8::try_from(payload.len()).unwrap();

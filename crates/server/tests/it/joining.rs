@@ -264,7 +264,14 @@ async fn a_revoked_node_stays_revoked_after_a_restart_and_its_object_stays() {
     viewer.post(path, &json!({})).await.refused(403, "Forbidden");
     admin.post(path, &json!({})).await.ok();
     assert!(!host.lets_in(host.tls(pair, &[b"http/1.1"])).await);
-    assert_eq!(admin.get(&format!("{NODES}/n1")).await.code, 200);
+    // The Node says so at once, and not only when its heartbeat is too old.
+    let node = admin.get(&format!("{NODES}/n1")).await.ok();
+    let conditions = node["status"]["conditions"].as_array().unwrap();
+    for (condition, kind) in conditions.iter().zip(["Ready", "AgentReady"]) {
+        assert_eq!((&condition["type"], &condition["status"]), (&json!(kind), &json!("Unknown")));
+        assert_eq!(condition["reason"], "CertificateRevoked", "{condition}");
+    }
+    assert_eq!(conditions.len(), 2);
     // Nor does a token bring it back that is older than that.
     let refused = join(&host, &prefix, json!({"csr": request().0, "node": "n1"})).await;
     assert!(refused.refused(403, "Forbidden").contains("revoked after this token"));

@@ -28,6 +28,9 @@ const PIECE: usize = 64 << 10;
 /// How often a followed log is checked for new output.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// How long a reader has to take the error that ends its log when the agent stops.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// Opens the log for a process to append to.
 pub(super) fn create(folder: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(private::FILE).open(folder.join("log"))
@@ -102,8 +105,15 @@ pub(super) fn read(
     let Follow { gone, stop, tasks } = follow;
     tasks.spawn(async move {
         tokio::select! {
-            () = following(log, sender, gone, clock) => {}
-            () = stop.cancelled() => {}
+            () = following(log, sender.clone(), gone, clock.clone()) => {}
+            () = stop.cancelled() => {
+                // Without an error the reader would take the log for complete.
+                let stopped = io::Error::other("the agent of the node stopped");
+                tokio::select! {
+                    _ = sender.send(Err(stopped)) => {}
+                    () = clock.sleep(FAREWELL) => {}
+                }
+            }
         }
     });
     let coming =
@@ -174,6 +184,28 @@ mod tests {
             ("\n\n", 1, "\n"),
         ] {
             assert_eq!(tail(text.as_bytes(), lines), expected.as_bytes(), "{lines} of {text:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_followed_log_ends_with_an_error_only_if_the_agent_stops() {
+        let folder = tempfile::tempdir().unwrap();
+        create(folder.path()).unwrap().write_all(b"a\n").unwrap();
+        for stops in [true, false] {
+            let (gone, stop) = (CancellationToken::new(), CancellationToken::new());
+            let tasks = TaskTracker::new();
+            let follow = Follow { gone: gone.clone(), stop: stop.clone(), tasks };
+            let clock = mainstay_clock::SystemClock::new();
+            let mut log = read(folder.path(), 0, Some(follow), clock).unwrap();
+            assert_eq!(log.next().await.unwrap().unwrap(), b"a\n");
+            if stops {
+                stop.cancel()
+            } else {
+                gone.cancel()
+            }
+            let rest = log.next().await;
+            assert_eq!(rest.is_some_and(|piece| piece.is_err()), stops);
+            assert!(log.next().await.is_none());
         }
     }
 
