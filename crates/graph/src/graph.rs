@@ -16,12 +16,14 @@
 mod circles;
 mod edges;
 mod ready;
+mod veil;
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
 pub(crate) use self::circles::Circles;
+pub(crate) use self::veil::Veil;
 use crate::descriptor::{AnyOf, UserLabels};
 use crate::hash::HashMap;
 use crate::key::{Key, KeyId, KeySet};
@@ -170,6 +172,8 @@ pub(crate) struct Graph {
     /// Grows with every change that may affect a verdict.
     version: u64,
     trial: Option<Trial>,
+    /// The descriptors whose values cannot be seen.
+    veil: Option<Veil>,
 }
 
 struct Trial {

@@ -10,8 +10,9 @@
 mod prepare;
 mod process;
 mod settle;
+mod unseen;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -23,13 +24,15 @@ use self::process::Work;
 use crate::engine::{Error, Inside, Request};
 use crate::erased::ErasedDescriptor;
 use crate::graph::{Failure, Graph};
+use crate::hash::HashSet;
+use crate::health::Unseen;
 use crate::history::Stored;
 use crate::journal::{Desired, Doubt, Entry, Part, Recovered, ScheduledRetry};
 use crate::key::Key;
 use crate::ledger::{CommitReply, Ledger};
 use crate::log::TransactionLog;
 use crate::record::TransactionRecord;
-use crate::registry::Registry;
+use crate::registry::{DescriptorId, Registry};
 use crate::state::{Operation, ValueState};
 use crate::transaction::{self, Transaction, TransactionType};
 use crate::value::Value;
@@ -71,6 +74,10 @@ pub struct Service {
     doubted: BTreeSet<Key>,
     /// Whether the south was ever retrieved.
     looked: bool,
+    /// The descriptors that have retrieved.
+    seen: HashSet<DescriptorId>,
+    /// The descriptors whose first retrieval has failed.
+    unseen: BTreeMap<DescriptorId, Unseen>,
     /// Whether the next transaction is the first after a restart.
     restarted: bool,
     /// Cancelled when the service stops.
@@ -102,6 +109,8 @@ impl Service {
             retries: Vec::new(),
             doubted: BTreeSet::new(),
             looked: false,
+            seen: HashSet::default(),
+            unseen: BTreeMap::new(),
             restarted: false,
             stopping: CancellationToken::new(),
         }
@@ -117,8 +126,10 @@ impl Service {
         let deserted = |queue: &mpsc::Receiver<Request>| queue.is_closed() && queue.is_empty();
         while !shutdown.is_cancelled() && !deserted(&self.queue) {
             self.round(&shutdown).await;
+            self.look_again().await;
             let next = self.retries.iter().map(|retry| retry.due).min();
             self.inside.lock().next_retry = next;
+            let next = next.into_iter().chain(self.next_look()).min();
             let wake = next.map(|due| self.inside.clock.sleep_until(due));
             let wake = async {
                 match wake {

@@ -28,11 +28,14 @@ impl Graph {
 
     /// Whether each dependency is met, or the value only waits for itself through a cycle.
     pub(crate) fn is_ready(&mut self, id: KeyId) -> bool {
-        self.is_plainly_ready(id) || self.closes_circle(id)
+        self.unseen(id).is_none() && (self.is_plainly_ready(id) || self.closes_circle(id))
     }
 
     fn is_plainly_ready(&self, id: KeyId) -> bool {
-        self.node(id).is_some_and(|node| node.edges.iter().all(|edge| self.is_met(edge)))
+        self.node(id).is_some_and(|node| {
+            let stays = |edge: &Edge| node.available && self.may_be_met(edge);
+            node.edges.iter().all(|edge| self.is_met(edge) || stays(edge))
+        })
     }
 
     /// The labels of the dependencies that are not met.
@@ -68,7 +71,7 @@ impl Graph {
 
     /// A value that waits and could be applied together with `start`.
     fn is_candidate(&self, id: KeyId, start: KeyId) -> bool {
-        id == start || self.state(id) == ValueState::Pending
+        id == start || (self.state(id) == ValueState::Pending && self.unseen(id).is_none())
     }
 
     /// The keys that might meet an unmet edge from inside a cycle.

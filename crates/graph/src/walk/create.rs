@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::delete::Kind;
 use super::{Applied, Before, Call, Child, Flow, Frame, How, Input, Outcome, Walk};
 use crate::descriptor::Derived;
-use crate::graph::{Graph, Node};
+use crate::graph::{Failure, Graph, Node};
 use crate::hash::HashSet;
 use crate::key::KeyId;
 use crate::state::{Operation, Origin, ValueState};
@@ -114,6 +114,9 @@ impl Walk {
             }
             graph.set_edges(id, descriptor.dependencies(&key, value));
         }
+        if let Some(unseen) = graph.unseen(id).cloned() {
+            return Some(self.leave_unseen(graph, id, unseen, before, how));
+        }
         if graph.is_ready(id) {
             return None;
         }
@@ -125,6 +128,25 @@ impl Walk {
         graph.write(id).state = ValueState::Pending;
         self.record(graph, id, Operation::Create, before, true, how);
         Some(Applied::Now(Ok(())))
+    }
+
+    /// Leaves a value alone of which it is not known whether it exists.
+    fn leave_unseen(
+        &mut self,
+        graph: &mut Graph,
+        id: KeyId,
+        unseen: Arc<Failure>,
+        before: &Before,
+        how: How,
+    ) -> Applied {
+        let node = graph.write(id);
+        node.state = ValueState::Pending;
+        node.uncertain = true;
+        node.error = Some(unseen);
+        if before.state != ValueState::Pending || before.value != graph.write(id).value {
+            self.record(graph, id, Operation::Create, before, true, how);
+        }
+        Applied::Now(Ok(()))
     }
 
     /// Removes the derived values of a value that does not exist.

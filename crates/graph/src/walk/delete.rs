@@ -85,6 +85,9 @@ impl Walk {
             let requested = matches!(kind, Kind::Requested).then_some(None);
             self.write_last(graph, id, operation, requested, how);
         }
+        if there && matches!(kind, Kind::Requested) && graph.is_bound_to_unseen(id) {
+            return Applied::Now(Ok(()));
+        }
         if !there && !self.is_leaned_on(graph, id, &derived) {
             return self.delete_absent(graph, id, &before, how);
         }

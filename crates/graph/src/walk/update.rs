@@ -87,6 +87,9 @@ impl Walk {
         if let (Some(descriptor), false, false) = (&descriptor, equivalent, from_south) {
             let in_place = descriptor.abilities().update
                 && !descriptor.recreate(&key, old, &new, metadata.as_ref());
+            if !in_place && graph.is_bound_to_unseen(id) {
+                return Applied::Now(Ok(()));
+            }
             if !in_place {
                 let derived =
                     graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();

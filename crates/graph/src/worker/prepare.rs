@@ -71,17 +71,24 @@ impl Service {
         };
         let (first, rest): (Vec<_>, Vec<_>) =
             registry.in_retrieve_order().partition(|id| doubtful.contains(id));
-        let wanted = (!self.looked).then(|| match (&work.source, work.resync) {
+        let first_look = !self.looked || !self.unseen.is_empty();
+        let wanted = first_look.then(|| match (&work.source, work.resync) {
             (Source::North(values), Resync::FullResync) => values.clone(),
             _ => remembered_wishes(&self.inside.lock().graph),
         });
         for descriptor in first.into_iter().chain(rest) {
             let mut warnings = Vec::new();
-            let look = self.look(surroundings, descriptor, wanted.as_ref(), &mut warnings).await;
-            findings.warnings.append(&mut warnings);
-            if let Some(look) = look {
-                self.take_in(surroundings, look, None, findings);
+            let new = !self.looked || self.unseen.contains_key(&descriptor);
+            let wanted = wanted.as_ref().filter(|_| new);
+            match self.look(surroundings, descriptor, wanted, &mut warnings).await {
+                Some(look) => {
+                    self.saw(descriptor);
+                    self.take_in(surroundings, look, None, findings);
+                }
+                None if warnings.is_empty() => {}
+                None => self.could_not_see(surroundings, descriptor, &warnings.join("; ")),
             }
+            findings.warnings.append(&mut warnings);
         }
         findings.settle(&mut self.inside.lock().graph);
         self.looked = true;
@@ -134,7 +141,7 @@ impl Service {
 }
 
 /// The wanted values, as remembered.
-fn remembered_wishes(graph: &Graph) -> BTreeMap<Key, Wanted> {
+pub(super) fn remembered_wishes(graph: &Graph) -> BTreeMap<Key, Wanted> {
     graph
         .nodes()
         .filter(|(_, _, node)| node.base.is_none() && !node.is_obtained())

@@ -15,3 +15,4 @@ mod rows;
 mod scenarios;
 mod south;
 mod transactions;
+mod unseen;
