@@ -1,13 +1,31 @@
-//! The graph as a drawing: boxes, clusters, arrows.
+//! The graph as a picture: values, arrows between them, and the views that draw them.
+//!
+//! [`Picture`] holds all values and arrows of one moment. A view decides which boxes and lines that
+//! makes (`scene`), where they stand (`place`), how lines run between them (`route`, `layout`), and
+//! writes them down (`svg`, `page`). These decisions are functions over plain data. `dot` writes the
+//! picture for Graphviz, which decides for itself.
 
 mod dot;
 mod layout;
+mod options;
+#[cfg(feature = "rest")]
+mod page;
+mod place;
+mod rank;
+mod route;
+mod scene;
 mod svg;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use jiff::Timestamp;
 
+#[cfg(feature = "rest")]
+pub(crate) use self::options::{Only, ViewOptions};
+#[cfg(feature = "rest")]
+pub(crate) use self::page::{PICTURE_POLICY, POLICY, SLIDER};
 use crate::graph::{EdgeTarget, Graph};
 use crate::history::RevisionView;
 use crate::key::Key;
@@ -27,6 +45,16 @@ pub(crate) struct Figure {
     pub(crate) touched: bool,
     /// Whether it is only the target of a dependency that does not exist.
     pub(crate) placeholder: bool,
+    /// Whether the south may differ: the last operation was interrupted.
+    pub(crate) uncertain: bool,
+}
+
+impl Figure {
+    /// Whether the value is as it should be, as far as is known.
+    pub(crate) fn is_well(&self) -> bool {
+        use ValueState as S;
+        !self.uncertain && matches!(self.state, S::Configured | S::Obtained | S::Discovered)
+    }
 }
 
 /// One arrow in the picture, between figures.
@@ -35,12 +63,27 @@ pub(crate) struct Arrow {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) kind: ArrowKind,
+    /// Whether any of several values would do, and this is the one that does.
+    pub(crate) any: bool,
+}
+
+impl Arrow {
+    /// The dependent and its dependency. A derived value depends on its base.
+    fn ends(&self) -> (usize, usize) {
+        match self.kind {
+            ArrowKind::Met | ArrowKind::Unmet => (self.from, self.to),
+            ArrowKind::Derives => (self.to, self.from),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ArrowKind {
+    /// From a value to a dependency that is there.
     Met,
+    /// From a value to a dependency that is missing.
     Unmet,
+    /// From a base to a derived value.
     Derives,
 }
 
@@ -100,8 +143,12 @@ impl Sketch {
     }
 
     fn arrow(&mut self, from: usize, to: usize, kind: ArrowKind) {
-        if self.drawn.insert((from, to)) {
-            self.arrows.push(Arrow { from, to, kind });
+        self.draw(Arrow { from, to, kind, any: false });
+    }
+
+    fn draw(&mut self, arrow: Arrow) {
+        if self.drawn.insert((arrow.from, arrow.to)) {
+            self.arrows.push(arrow);
         }
     }
 
@@ -118,6 +165,7 @@ impl Sketch {
                     value: String::new(),
                     touched: false,
                     placeholder: true,
+                    uncertain: false,
                 });
                 self.figures.len() - 1
             }
@@ -146,6 +194,7 @@ impl Picture {
                 value: node.value.as_ref().map(ToString::to_string).unwrap_or_default(),
                 touched: false,
                 placeholder: false,
+                uncertain: node.uncertain,
             });
         }
         let place = |sketch: &Sketch, key: &Key| sketch.places.get(key.as_str()).copied();
@@ -163,24 +212,12 @@ impl Picture {
                         Some(to) => sketch.arrow(from, to, met),
                         None => sketch.missing(from, target.to_string()),
                     },
-                    EdgeTarget::AnyOf { set, witness } => {
-                        if witness.is_none() {
-                            sketch.missing(from, format!("? {} ?", edge.label));
-                            continue;
-                        }
-                        let prefixes: Vec<&str> = match set.prefixes.len() {
-                            0 => vec![""],
-                            _ => set.prefixes.iter().map(|prefix| &**prefix).collect(),
-                        };
-                        for prefix in prefixes {
-                            for (target, _, other) in graph.with_prefix(prefix) {
-                                if other.available
-                                    && set.accepts(target)
-                                    && let Some(to) = place(&sketch, target)
-                                {
-                                    sketch.arrow(from, to, met);
-                                }
-                            }
+                    // One arrow, to the value that meets it, however many others would.
+                    EdgeTarget::AnyOf { witness, .. } => {
+                        let found = witness.and_then(|witness| place(&sketch, graph.key(witness)));
+                        match found {
+                            Some(to) => sketch.draw(Arrow { from, to, kind: met, any: true }),
+                            None => sketch.missing(from, format!("? {} ?", edge.label)),
                         }
                     }
                 }
@@ -206,6 +243,7 @@ impl Picture {
                 value: one.value.as_ref().map(ToString::to_string).unwrap_or_default(),
                 touched: touched.contains(&one.key),
                 placeholder: false,
+                uncertain: false,
             });
         }
         for (from, one) in revisions.iter().enumerate() {
@@ -218,16 +256,15 @@ impl Picture {
                     let prefixes: Vec<&str> = prefixes.split(", ").collect();
                     let matching =
                         |key: &str| prefixes.iter().any(|prefix| key.starts_with(prefix));
-                    let found: Vec<usize> = available
+                    let found = available
                         .iter()
                         .filter(|(key, there)| **there && matching(key))
-                        .filter_map(|(key, _)| sketch.places.get(key).copied())
-                        .collect();
-                    if found.is_empty() {
-                        sketch.missing(from, format!("? {label} ?"));
-                    }
-                    for to in found {
-                        sketch.arrow(from, to, ArrowKind::Met);
+                        .find_map(|(key, _)| sketch.places.get(key).copied());
+                    match found {
+                        Some(to) => {
+                            sketch.draw(Arrow { from, to, kind: ArrowKind::Met, any: true });
+                        }
+                        None => sketch.missing(from, format!("? {label} ?")),
                     }
                     continue;
                 }

@@ -6,6 +6,7 @@
 //! whose journal has failed answers commits with 503.
 
 mod arguments;
+mod picture;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,7 +40,7 @@ use crate::transaction::{OnFailure, Resync, Retry, Transaction};
 /// ```
 pub fn router(engine: Engine) -> Router {
     Router::new()
-        .route("/scheduler/graph", get(graph))
+        .route("/scheduler/graph", get(picture::graph))
         .route("/scheduler/txn-history", get(transactions))
         .route("/scheduler/key-timeline", get(timeline))
         .route("/scheduler/graph-snapshot", get(snapshot))
@@ -96,21 +97,6 @@ impl IntoResponse for Refusal {
 }
 
 type Answer<T> = Result<T, Refusal>;
-
-async fn graph(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
-    let arguments = Arguments::parse(query.as_deref(), &["txn", "format"])?;
-    let format = arguments.get("format").unwrap_or("svg");
-    if !["svg", "dot", "raw"].contains(&format) {
-        return Err(Refusal::Bad(format!("format is {format:?}; it can be svg, dot or raw")));
-    }
-    let picture = engine.picture(arguments.number("txn")?)?;
-    let (kind, body) = match format {
-        "dot" => ("text/vnd.graphviz; charset=utf-8", picture.dot()),
-        "raw" => ("text/plain; charset=utf-8", picture.dot()),
-        _ => ("image/svg+xml; charset=utf-8", picture.svg()),
-    };
-    Ok(([(header::CONTENT_TYPE, kind)], body).into_response())
-}
 
 async fn transactions(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["format", "seq-num", "since", "until"])?;

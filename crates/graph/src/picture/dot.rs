@@ -66,23 +66,6 @@ impl Picture {
             quoted(&self.timeline_link(&figure.key)),
         );
     }
-
-    /// The URL of the timeline of a key at the time of the picture.
-    pub(super) fn timeline_link(&self, key: &str) -> String {
-        let mut link = String::from("/scheduler/key-timeline?key=");
-        for byte in key.bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' => {
-                    link.push(byte as char);
-                }
-                byte => {
-                    let _ = write!(link, "%{byte:02X}");
-                }
-            }
-        }
-        let _ = write!(link, "&time={}", self.at.as_nanosecond());
-        link
-    }
 }
 
 fn quoted(text: &str) -> String {

@@ -1,152 +1,360 @@
-//! Draws the picture as SVG, with a small script to pan and zoom.
+//! Draws a view of the graph as SVG.
+//!
+//! Colours are set twice: by attributes, for programs that only know those, and by the style sheet,
+//! which knows about light and dark screens. Every text comes from outside and is escaped.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::layout::{BOX_HEIGHT, Layout, Place, layout, shown};
-use super::{ArrowKind, Picture, colours};
+use super::layout::{BOX_HEIGHT, LETTER, Layout, Point, Rect, layout};
+use super::options::{ViewOptions, encoded};
+use super::place::{Plan, Spot};
+use super::scene::{Scene, SceneBox, grouped, named, scene};
+use super::{ArrowKind, Figure, Picture, colours};
+use crate::state::ValueState;
 
-const SCRIPT: &str = include_str!("view.js");
+pub(super) const STYLE: &str = include_str!("picture.css");
+
+/// The radius of the corners of lines.
+const CORNER: f64 = 6.0;
+/// The space inside a box besides its label.
+const INSIDE: f64 = 40.0;
+/// The height of title and legend above a picture that stands alone.
+const HEAD: f64 = 76.0;
 
 impl Picture {
-    /// The picture as SVG.
+    /// The picture as SVG, with title and legend, and large bands collapsed.
     pub fn svg(&self) -> String {
-        let layout = layout(self);
-        let (width, height) = (layout.width.max(480.0), layout.height);
-        let mut out = String::with_capacity(4096 + self.figures.len() * 600);
+        self.svg_view(&ViewOptions::default())
+    }
+
+    /// One view as SVG that stands alone.
+    pub(crate) fn svg_view(&self, options: &ViewOptions) -> String {
+        let (scene, layout) = self.laid_out(options);
+        let legend = self.counts();
+        let width =
+            layout.width.max(legend.len() as f64 * 150.0).max(self.title.len() as f64 * 11.0);
+        let (width, height) = (width + 24.0, layout.height + HEAD + 36.0);
+        let mut out = String::with_capacity(8192 + scene.boxes.len() * 700);
         let _ = writeln!(
             out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" \
-             width=\"100%\" height=\"100%\" preserveAspectRatio=\"xMidYMid meet\" \
-             style=\"touch-action:none;user-select:none\" \
-             font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" font-size=\"12\">"
-        );
-        out.push_str(
-            "<defs>\
-             <marker id=\"met\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" markerHeight=\"7\" orient=\"auto-start-reverse\"><path d=\"M0 0L10 5L0 10z\" fill=\"Black\"/></marker>\
-             <marker id=\"unmet\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"5\" markerHeight=\"5\" orient=\"auto-start-reverse\"><path d=\"M0 0L10 5L0 10z\" fill=\"Red\"/></marker>\
-             <marker id=\"derives\" viewBox=\"0 0 10 10\" refX=\"10\" refY=\"5\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto-start-reverse\"><path d=\"M10 1L1 5L10 9z\" fill=\"White\" stroke=\"#8B7D6B\"/></marker>\
-             </defs>\n",
-        );
-        let _ = writeln!(
-            out,
-            "<rect x=\"-100000\" y=\"-100000\" width=\"200000\" height=\"200000\" fill=\"White\"/>"
-        );
-        let _ = writeln!(
-            out,
-            "<text x=\"24\" y=\"36\" font-size=\"20\">{}</text>",
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"graph alone\" viewBox=\"0 0 {width:.0} {height:.0}\" \
+             font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" font-size=\"12\">\n\
+             <style>{STYLE}</style>\n\
+             <rect class=\"paper\" width=\"100%\" height=\"100%\" fill=\"White\"/>\n\
+             <text class=\"title\" x=\"24\" y=\"34\" font-size=\"18\">{}</text>",
             escaped(&self.title)
         );
-        draw_bands(&mut out, &layout);
-        self.draw_arrows(&mut out, &layout);
-        for (index, place) in layout.places.iter().enumerate() {
-            self.draw_figure(&mut out, index, *place);
+        for (place, (state, count)) in legend.iter().enumerate() {
+            let x = 30.0 + place as f64 * 150.0;
+            let _ = writeln!(
+                out,
+                "<g class=\"box {}\"><circle class=\"dot\" cx=\"{x:.0}\" cy=\"56\" r=\"5\" fill=\"{}\"/></g>\
+                 <text class=\"note\" x=\"{:.0}\" y=\"60\" fill=\"#555\">{} {}</text>",
+                class_of(*state),
+                state_colour(*state),
+                x + 12.0,
+                grouped(*count),
+                state.name().to_lowercase(),
+            );
         }
-        let bottom = height - 12.0;
+        let _ = writeln!(out, "<g transform=\"translate(0 {HEAD})\">");
+        self.draw(&mut out, options, &scene, &layout);
         let _ = writeln!(
             out,
-            "<text x=\"24\" y=\"{bottom:.0}\" fill=\"#555\">{}</text>",
+            "</g>\n<text class=\"note\" x=\"24\" y=\"{:.0}\" fill=\"#555\">{}</text>\n</svg>",
+            height - 14.0,
             escaped(&self.footer)
         );
-        let _ = writeln!(out, "<script><![CDATA[{SCRIPT}]]></script>\n</svg>");
         out
     }
 
-    /// Unmet dependencies explain why a value waits: they are drawn on top, with lines of the same
-    /// width at every zoom level.
-    fn draw_arrows(&self, out: &mut String, layout: &Layout) {
+    /// One view as SVG to be part of a page.
+    pub(super) fn svg_part(&self, options: &ViewOptions, scene: &Scene, layout: &Layout) -> String {
+        let mut out = String::with_capacity(4096 + scene.boxes.len() * 700);
+        let _ = writeln!(
+            out,
+            "<svg id=\"picture\" class=\"graph\" viewBox=\"0 0 {:.0} {:.0}\" role=\"group\" aria-label=\"{}\">",
+            layout.width.max(1.0),
+            layout.height.max(1.0),
+            escaped(&self.title)
+        );
+        self.draw(&mut out, options, scene, layout);
+        out.push_str("</svg>");
+        out
+    }
+
+    pub(super) fn laid_out(&self, options: &ViewOptions) -> (Scene, Layout) {
+        let scene = scene(self, options);
+        let spots = scene.boxes.iter().map(|one| Spot {
+            band: one.band,
+            beside: one.beside,
+            width: letters(&one.label) * LETTER + INSIDE + if one.is_tile() { 14.0 } else { 0.0 },
+        });
+        let title = |band: &super::scene::SceneBand| {
+            (letters(&band.name) + letters(&grouped(band.values)) + 2.0) * 8.0
+                + if band.open.is_empty() { 0.0 } else { 48.0 }
+        };
+        let plan = Plan {
+            spots: spots.collect(),
+            links: scene.lines.iter().map(|line| (line.from, line.to)).collect(),
+            titles: scene.bands.iter().map(title).collect(),
+        };
+        let layout = layout(&plan);
+        (scene, layout)
+    }
+
+    /// The number of values in each state that occurs.
+    pub(super) fn counts(&self) -> BTreeMap<ValueState, usize> {
+        let mut counts = BTreeMap::new();
+        for figure in self.figures.iter().filter(|figure| !figure.placeholder) {
+            *counts.entry(figure.state).or_default() += 1;
+        }
+        counts
+    }
+
+    fn draw(&self, out: &mut String, options: &ViewOptions, scene: &Scene, layout: &Layout) {
+        out.push_str(
+            "<defs>\
+             <marker id=\"met\" class=\"met\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerUnits=\"userSpaceOnUse\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto\"><path d=\"M0 1L10 5L0 9z\" fill=\"Black\"/></marker>\
+             <marker id=\"unmet\" class=\"unmet\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerUnits=\"userSpaceOnUse\" markerWidth=\"9\" markerHeight=\"9\" orient=\"auto\"><path d=\"M0 1L10 5L0 9z\" fill=\"Red\"/></marker>\
+             <marker id=\"derives\" class=\"derives\" viewBox=\"0 0 10 10\" refX=\"1\" refY=\"5\" markerUnits=\"userSpaceOnUse\" markerWidth=\"9\" markerHeight=\"9\" orient=\"auto\"><path d=\"M1 1L9 5L1 9z\" fill=\"White\" stroke=\"#8B7D6B\"/></marker>\
+             </defs>\n",
+        );
+        draw_bands(out, options, scene, layout);
+        // Unmet dependencies explain why a value waits: they are drawn on top.
         for kind in [ArrowKind::Derives, ArrowKind::Met, ArrowKind::Unmet] {
-            let style = match kind {
-                ArrowKind::Met => {
-                    "stroke=\"Black\" stroke-opacity=\"0.45\" marker-end=\"url(#met)\""
-                }
-                ArrowKind::Unmet => {
-                    "stroke=\"Red\" stroke-width=\"2\" vector-effect=\"non-scaling-stroke\" \
-                     marker-end=\"url(#unmet)\""
-                }
-                ArrowKind::Derives => {
-                    "stroke=\"#8B7D6B\" stroke-opacity=\"0.75\" marker-end=\"url(#derives)\""
-                }
-            };
-            for arrow in self.arrows.iter().filter(|arrow| arrow.kind == kind) {
-                let (from, to) = (layout.places[arrow.from], layout.places[arrow.to]);
-                let _ = writeln!(out, "<path d=\"{}\" fill=\"none\" {style}/>", curve(from, to));
-            }
+            draw_lines(out, scene, layout, kind);
+        }
+        for (index, (one, place)) in scene.boxes.iter().zip(&layout.boxes).enumerate() {
+            self.draw_box(out, options, index, one, place);
         }
     }
 
-    fn draw_figure(&self, out: &mut String, index: usize, place: Place) {
-        let figure = &self.figures[index];
-        let (fill, border, text, dashed) = colours(figure);
-        let (border, stroke) = match (figure.touched, figure.placeholder) {
-            (true, _) => ("Gold", 3),
-            (false, true) => (border, 2),
-            (false, false) => (border, 1),
+    fn draw_box(
+        &self,
+        out: &mut String,
+        options: &ViewOptions,
+        index: usize,
+        one: &SceneBox,
+        place: &Rect,
+    ) {
+        let Some(first) = one.members.first().map(|first| &self.figures[*first]) else { return };
+        let touched = one.members.iter().any(|member| self.figures[*member].touched);
+        let (fill, border, text, dashed) = colours(first);
+        let (border, width) = if touched { ("Gold", 3) } else { (border, 1) };
+        let (Rect { x, y, width: wide, .. }, tall) = (*place, BOX_HEIGHT);
+        let link = match one.is_tile() {
+            true => options.opening(&first.key).link(),
+            false => self.timeline_link(&first.key),
         };
+        let _ = write!(
+            out,
+            "<a class=\"box {}\" href=\"{}\" data-box=\"{index}\"><title>{}</title>",
+            classes(first, one.is_tile(), touched),
+            escaped(&link),
+            escaped(&self.tooltip(one, first)),
+        );
+        let round = if first.derived { tall / 2.0 } else { 5.0 };
+        if one.is_tile() {
+            for step in [5.0, 2.5] {
+                let _ = write!(
+                    out,
+                    "<rect class=\"under\" x=\"{:.1}\" y=\"{:.1}\" width=\"{wide:.1}\" height=\"{tall}\" rx=\"{round}\" fill=\"{fill}\" stroke=\"{border}\"/>",
+                    x + step,
+                    y + step
+                );
+            }
+        }
         let dash = if dashed { " stroke-dasharray=\"5 3\"" } else { "" };
-        let stays = figure.touched || figure.placeholder;
-        let thick = if stays { " vector-effect=\"non-scaling-stroke\"" } else { "" };
-        let round = if figure.derived { 9 } else { 0 };
-        let tooltip = format!("[{}] {}\n{}", figure.state, figure.key, figure.value);
-        let _ = writeln!(
+        let _ = write!(
             out,
-            "<a href=\"{}\"><title>{}</title>\
-             <rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{BOX_HEIGHT}\" rx=\"{round}\" fill=\"{fill}\" \
-             stroke=\"{border}\" stroke-width=\"{stroke}\"{dash}{thick}/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"{text}\">{}</text></a>",
-            escaped(&self.timeline_link(&figure.key)),
-            escaped(&tooltip),
-            place.x,
-            place.y,
-            place.width,
-            place.x + place.width / 2.0,
-            place.y + 17.5,
-            escaped(&shown(&figure.label)),
+            "<rect class=\"face\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"{tall}\" rx=\"{round}\" \
+             fill=\"{fill}\" stroke=\"{border}\" stroke-width=\"{width}\"{dash}/>\
+             <circle class=\"dot\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"{border}\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" fill=\"{text}\">{}</text>",
+            x + 14.0,
+            y + tall / 2.0,
+            x + 25.0,
+            y + tall / 2.0 + 4.2,
+            escaped(&shown(&one.label)),
         );
+        if one.is_tile() {
+            let (mark_x, mark_y) = (x + wide - 15.0, y + tall / 2.0);
+            let _ = write!(
+                out,
+                "<path class=\"mark\" d=\"M{mark_x:.1} {:.1}l4 4l-4 4\" fill=\"none\" stroke=\"{text}\"/>",
+                mark_y - 4.0
+            );
+        }
+        out.push_str("</a>\n");
+    }
+
+    fn tooltip(&self, one: &SceneBox, first: &Figure) -> String {
+        if !one.is_tile() {
+            return format!("[{}] {}\n{}", first.state, first.key, clipped(&first.value));
+        }
+        let last = one.members.last().map(|last| self.figures[*last].key.as_str());
+        let kind = if first.placeholder { "missing".to_owned() } else { named(first) };
+        format!(
+            "{} {kind}: {} – {}\nSelect to open",
+            grouped(one.members.len()),
+            first.key,
+            last.unwrap_or_default()
+        )
+    }
+
+    /// The address of the timeline of a key at the time of the picture, relative to the picture's.
+    pub(super) fn timeline_link(&self, key: &str) -> String {
+        format!("key-timeline?key={}&time={}", encoded(key), self.at.as_nanosecond())
     }
 }
 
-fn draw_bands(out: &mut String, layout: &Layout) {
-    for band in layout.bands.iter().filter(|band| !band.name.is_empty()) {
-        let _ = writeln!(
+fn draw_bands(out: &mut String, options: &ViewOptions, scene: &Scene, layout: &Layout) {
+    for (band, place) in scene.bands.iter().zip(&layout.bands) {
+        let Rect { x, y, width, height } = place;
+        let name = if band.name.is_empty() { "no descriptor" } else { &band.name };
+        let _ = write!(
             out,
-            "<rect x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"4\" fill=\"#e6ecfa\" stroke=\"#b8c4de\"/>\
-             <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"13\" fill=\"#33415e\">{}</text>",
-            band.x,
-            band.y,
-            band.width,
-            band.height,
-            band.x + 10.0,
-            band.y + 20.0,
-            escaped(&format!("< {} >", band.name)),
+            "<g class=\"band\"><rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" rx=\"9\" fill=\"#e6ecfa\" stroke=\"#b8c4de\"/>\
+             <text x=\"{:.1}\" y=\"{:.1}\" font-size=\"13\" fill=\"#33415e\">{} <tspan class=\"count\">{}</tspan></text>",
+            x + 12.0,
+            y + 20.0,
+            escaped(&shown(name)),
+            grouped(band.values),
         );
+        if !band.open.is_empty() {
+            let mut closed = options.clone();
+            closed.open.retain(|key| !band.open.contains(key));
+            let _ = write!(
+                out,
+                "<a class=\"close\" href=\"{}\"><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">close</text></a>",
+                escaped(&closed.link()),
+                x + width - 12.0,
+                y + 20.0
+            );
+        }
+        out.push_str("</g>\n");
     }
 }
 
-/// A line from one box to the other, leaving and arriving on the sides that face each other.
-fn curve(from: Place, to: Place) -> String {
-    let middle = |place: Place| place.y + BOX_HEIGHT / 2.0;
-    let (start, end, bend) = if to.x + to.width <= from.x {
-        (from.x, to.x + to.width, -1.0)
-    } else if from.x + from.width <= to.x {
-        (from.x + from.width, to.x, 1.0)
-    } else {
-        (from.x, to.x, -1.0)
+fn draw_lines(out: &mut String, scene: &Scene, layout: &Layout, kind: ArrowKind) {
+    let (class, style) = match kind {
+        ArrowKind::Met => {
+            ("met", "stroke=\"Black\" stroke-opacity=\"0.45\" marker-end=\"url(#met)\"")
+        }
+        ArrowKind::Unmet => ("unmet", "stroke=\"Red\" marker-end=\"url(#unmet)\""),
+        ArrowKind::Derives => ("derives", "stroke=\"#8B7D6B\" marker-start=\"url(#derives)\""),
     };
-    let pull = ((end - start).abs() / 2.0).clamp(24.0, 160.0) * bend;
-    let back = if to.x + to.width <= from.x || from.x + from.width <= to.x { -pull } else { pull };
-    format!(
-        "M{start:.1} {:.1}C{:.1} {:.1} {:.1} {:.1} {end:.1} {:.1}",
-        middle(from),
-        start + pull,
-        middle(from),
-        end + back,
-        middle(to),
-        middle(to)
-    )
+    for (index, (line, way)) in scene.lines.iter().zip(&layout.lines).enumerate() {
+        if line.kind != kind {
+            continue;
+        }
+        let any = if line.any { " any" } else { "" };
+        let width = (1.3 + (line.count as f64).log2() * 0.2).min(2.8);
+        let _ = writeln!(
+            out,
+            "<path class=\"line {class}{any}\" data-line=\"{index}\" d=\"{}\" fill=\"none\" stroke-width=\"{width:.1}\" {style}/>",
+            path(way)
+        );
+    }
 }
 
-/// Text escaped for XML. Characters that XML does not allow are replaced.
-fn escaped(text: &str) -> String {
+/// A line with rounded corners.
+fn path(corners: &[Point]) -> String {
+    let mut out = String::new();
+    let Some((first, rest)) = corners.split_first() else { return out };
+    let _ = write!(out, "M{:.1} {:.1}", first.0, first.1);
+    let mut last = *first;
+    for (index, corner) in rest.iter().enumerate() {
+        let Some(next) = rest.get(index + 1) else {
+            let _ = write!(out, "L{:.1} {:.1}", corner.0, corner.1);
+            break;
+        };
+        let before = towards(*corner, last);
+        let after = towards(*corner, *next);
+        let _ = write!(
+            out,
+            "L{:.1} {:.1}Q{:.1} {:.1} {:.1} {:.1}",
+            before.0, before.1, corner.0, corner.1, after.0, after.1
+        );
+        last = *corner;
+    }
+    out
+}
+
+/// The point on the way from a corner to another where its rounding begins.
+fn towards(corner: Point, other: Point) -> Point {
+    let (x, y) = (other.0 - corner.0, other.1 - corner.1);
+    let length = x.abs() + y.abs();
+    let part = if length == 0.0 { 0.0 } else { (CORNER / length).min(0.5) };
+    (corner.0 + x * part, corner.1 + y * part)
+}
+
+fn classes(figure: &Figure, tile: bool, touched: bool) -> String {
+    let mut classes = match figure.placeholder {
+        true => "absent".to_owned(),
+        false => class_of(figure.state),
+    };
+    for (is, class) in [
+        (figure.derived, " derived"),
+        (tile, " tile"),
+        (touched, " touched"),
+        (figure.uncertain, " uncertain"),
+    ] {
+        if is {
+            classes.push_str(class);
+        }
+    }
+    classes
+}
+
+pub(super) fn class_of(state: ValueState) -> String {
+    state.name().to_lowercase()
+}
+
+/// The colour of a state where there is no style sheet.
+fn state_colour(state: ValueState) -> &'static str {
+    match state {
+        ValueState::Configured => "PaleGreen",
+        ValueState::Obtained => "LightCyan",
+        ValueState::Discovered => "Lime",
+        ValueState::Pending => "Pink",
+        ValueState::Invalid => "Maroon",
+        ValueState::Failed => "OrangeRed",
+        ValueState::Retrying => "DeepPink",
+        ValueState::Missing => "DimGray",
+        ValueState::Unimplemented => "DarkKhaki",
+        ValueState::Removed | ValueState::Nonexistent => "Black",
+    }
+}
+
+/// The label as it is shown: a long one is cut in the middle.
+pub(super) fn shown(label: &str) -> String {
+    let letters: Vec<char> = label.chars().collect();
+    if letters.len() <= 32 {
+        return label.to_owned();
+    }
+    let head: String = letters[..13].iter().collect();
+    let tail: String = letters[letters.len() - 18..].iter().collect();
+    format!("{head}…{tail}")
+}
+
+fn letters(label: &str) -> f64 {
+    shown(label).chars().count() as f64
+}
+
+/// The beginning of a long value.
+fn clipped(value: &str) -> String {
+    match value.char_indices().nth(400) {
+        Some((end, _)) => format!("{}…", &value[..end]),
+        None => value.to_owned(),
+    }
+}
+
+/// Text escaped for XML and HTML, in text and in attributes. Characters that XML does not allow are
+/// replaced.
+pub(super) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         match letter {
@@ -154,6 +362,7 @@ fn escaped(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&#39;"),
             '\n' | '\t' => out.push(letter),
             '\u{fffe}' | '\u{ffff}' => out.push('\u{fffd}'),
             _ if letter.is_control() => out.push('\u{fffd}'),
@@ -161,61 +370,4 @@ fn escaped(text: &str) -> String {
         }
     }
     out
-}
-
-#[cfg(test)]
-mod tests {
-    use jiff::Timestamp;
-
-    use super::super::{Arrow, Figure};
-    use super::*;
-    use crate::state::ValueState;
-
-    fn figure(key: &str, placeholder: bool) -> Figure {
-        Figure {
-            key: key.to_owned(),
-            label: key.to_owned(),
-            cluster: if placeholder { String::new() } else { "d1".to_owned() },
-            state: if placeholder { ValueState::Nonexistent } else { ValueState::Pending },
-            derived: false,
-            value: String::new(),
-            touched: false,
-            placeholder,
-        }
-    }
-
-    fn picture(figures: Vec<Figure>, arrows: Vec<Arrow>) -> Picture {
-        let (title, footer) = ("title".to_owned(), "footer".to_owned());
-        Picture { title, footer, at: Timestamp::UNIX_EPOCH, figures, arrows }
-    }
-
-    #[test]
-    fn whatever_a_key_holds_the_picture_is_well_formed() {
-        let nasty = "a<b>&\"c\"\u{1}\u{7f}\u{ffff}]]>";
-        let svg = picture(vec![figure(nasty, false)], vec![]).svg();
-        assert!(
-            svg.contains("a&lt;b&gt;&amp;&quot;c&quot;\u{fffd}\u{fffd}\u{fffd}]]&gt;"),
-            "{svg}"
-        );
-        assert_eq!(svg.matches("]]>").count(), 1, "the script ends where it should");
-    }
-
-    #[test]
-    fn unmet_dependencies_are_drawn_above_met_ones_and_stay_visible_when_zoomed_out() {
-        let figures = vec![figure("a", false), figure("b", false), figure("c", true)];
-        let arrow = |from, to, kind| Arrow { from, to, kind };
-        let arrows = vec![
-            arrow(0, 2, ArrowKind::Unmet),
-            arrow(0, 1, ArrowKind::Met),
-            arrow(1, 0, ArrowKind::Derives),
-        ];
-        let svg = picture(figures, arrows).svg();
-        let (_, drawn) = svg.split_once("</defs>").unwrap();
-        let place = |text: &str| drawn.find(text).unwrap();
-        assert!(place("url(#derives)") < place("url(#met)"));
-        assert!(place("url(#met)") < place("url(#unmet)"));
-        let red: Vec<_> = drawn.lines().filter(|line| line.contains("\"Red\"")).collect();
-        assert_eq!(red.len(), 2, "an arrow and what it misses");
-        assert!(red.iter().all(|line| line.contains("non-scaling-stroke")), "{red:?}");
-    }
 }

@@ -23,7 +23,7 @@ impl Arguments {
                 return Err(Refusal::Bad(reason));
             }
             let repeated = arguments.iter().any(|(known, _): &(String, String)| *known == name);
-            if repeated && name != "prefix" {
+            if repeated && !["prefix", "open"].contains(&name.as_str()) {
                 return Err(Refusal::Bad(format!("{name} is given more than once")));
             }
             arguments.push((name, value));

@@ -2,12 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, what must not fail may panic")]
 
+mod browser;
 mod damage;
 mod faults;
 mod histories;
 mod journal;
 mod log;
 mod past;
+mod picture;
 mod properties;
 mod remote;
 mod rings;
