@@ -247,7 +247,7 @@ fn interrupted_transfers_leave_no_files_and_killed_ones_are_cleaned_up_by_the_ne
     std::fs::write(&uploaded, "SHORT").unwrap();
     let into = into.display().to_string();
     let (code, said) = run(&server, &["download", "s:f", "--into", &into]);
-    let why = ["s:f: SITE-A: the adler32 checksum", "; SITE-B: it has no protocol"];
+    let why = ["s:f: SITE-A: adler32 checksum", "; SITE-B: it has no protocol"];
     assert!(code == Some(1) && why.iter().all(|part| said.contains(part)), "{said}");
     assert!(!disk.path().join("in").exists(), "nothing is left, not even folders");
     std::fs::write(&uploaded, "short").unwrap();

@@ -61,7 +61,7 @@ fn text_and_json_output_have_a_line_per_finding_and_a_summary() {
         );
         assert_eq!(table("check --storage --rse A").unwrap(), (0, String::new()));
         let (code, told) = table("check --storage --rse A --checksums").unwrap();
-        assert!(code == 1 && told.starts_with("DIFFERS s:f on A: the adler32"), "{told}");
+        assert!(code == 1 && told.starts_with("DIFFERS s:f on A: adler32"), "{told}");
         world.change("UPDATE rse_usage SET files = files + 1 WHERE source <> 'x'");
         let (code, told) = table("check --storage --rse A").unwrap();
         assert!(code == 1 && told.starts_with("I7 RSE A"), "{told}");
