@@ -26,7 +26,7 @@ use crate::plan::{Scores, plan};
 
 Manifests are read as they would stand in the store, status included. Exit code 3: a replica is
 not placed.")]
-pub struct Plan {
+pub struct PlanArgs {
     /// Files with manifests, YAML or JSON; - is stdin
     #[arg(short = 'f', long = "filename", value_name = "FILE", required_unless_present = "live")]
     files: Vec<PathBuf>,
@@ -41,7 +41,7 @@ pub struct Plan {
     output: Shape,
 }
 
-impl Plan {
+impl PlanArgs {
     /// Whether the objects of a server are needed.
     #[must_use]
     pub fn is_live(&self) -> bool {
@@ -76,7 +76,7 @@ impl Plan {
   mainstay capacity                                the largest volume that still fits
   mainstay capacity --size 100Gi                   and how many of 100 GiB do
   mainstay capacity --class fast -o json")]
-pub struct Capacity {
+pub struct CapacityArgs {
     /// Count volumes of this size
     #[arg(long, value_name = "SIZE")]
     size: Option<Quantity>,
@@ -88,7 +88,7 @@ pub struct Capacity {
     output: Shape,
 }
 
-impl Capacity {
+impl CapacityArgs {
     /// Prints the free space of a server by class, zone and node; returns the exit code.
     pub async fn run(&self, client: &Client, now: Timestamp) -> Result<u8, Error> {
         let size = self.size.map(|size| u64::try_from(size.value()).unwrap_or_default());

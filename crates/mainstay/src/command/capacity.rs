@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Debug, Args)]
 pub(crate) struct Capacity {
     #[command(flatten)]
-    capacity: cli::Capacity,
+    capacity: cli::CapacityArgs,
     #[command(flatten)]
     connect: Connect,
 }

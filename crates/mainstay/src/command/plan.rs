@@ -11,7 +11,7 @@ use crate::error::Error;
 #[derive(Debug, Args)]
 pub(crate) struct Plan {
     #[command(flatten)]
-    plan: cli::Plan,
+    plan: cli::PlanArgs,
     #[command(flatten)]
     connect: Connect,
 }
