@@ -152,6 +152,7 @@ impl Catalog {
     fn dump(&self, control: &mut DumpControl, pieces: &Pieces) -> Result<()> {
         match &self.inner.backend {
             Backend::Sqlite { writer, path, .. } => {
+                self.inner.health.same_file(path)?;
                 let mut reader = Sqlite::open_reader(path)?;
                 let fix = |_: &mut Sqlite| {
                     reader.begin(Mode::Read)?;

@@ -56,6 +56,26 @@ pub enum Error {
         /// The file, or the kind of database.
         place: String,
     },
+    /// The file was deleted while it was open. Do not retry: restore a backup.
+    #[error(
+        "the rule catalog {place} was deleted while the server was using it, and its content is \
+         lost when the server stops: put the same file back, or stop the server and restore a \
+         backup with `mainstay restore`"
+    )]
+    Deleted {
+        /// The file.
+        place: String,
+    },
+    /// The file was replaced while it was open. Do not retry.
+    #[error(
+        "the rule catalog {place} was replaced by another file while the server was using it, and \
+         changes go to the old file, which is lost when the server stops: stop the server, and put \
+         the right file back or restore a backup with `mainstay restore`"
+    )]
+    Replaced {
+        /// The file.
+        place: String,
+    },
     /// The disk failed. Retry when it works again.
     #[error("the disk of the rule catalog {place} failed: {what}; see the kernel's log")]
     Disk {
@@ -91,6 +111,18 @@ pub enum Error {
         acknowledged: u64,
         /// The last commit in the file.
         found: u64,
+    },
+    /// The counter of acknowledged commits is damaged. Do not retry.
+    #[error(
+        "{counter} is damaged: it has no valid commit number, so lost commits of the rule catalog \
+         {place} cannot be ruled out; restore a backup with `mainstay restore`, or see `mainstay \
+         store repair` to go on"
+    )]
+    Counter {
+        /// The file of the catalog.
+        place: String,
+        /// The file of the counter.
+        counter: String,
     },
     /// The file belongs to another program.
     #[error("{0} is a SQLite database, but not a rule catalog; check where the catalog is kept")]

@@ -1,8 +1,12 @@
 //! Tracks whether the database of a catalog works, for `/readyz` and for later writes.
 //!
 //! Damage is remembered as long as the process runs: after the first damaged page every write is
-//! refused, because writing could spread the damage. A full or failing disk is forgotten as soon as
-//! a commit works again.
+//! refused, because writing could spread the damage. A full disk is remembered until enough space
+//! could be allocated: a commit that needs no space does not end it, so that the state does not
+//! alternate. A failing disk is forgotten as soon as a commit works again.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use parking_lot::Mutex;
 
@@ -11,30 +15,47 @@ use super::{Backend, Catalog, blocking};
 use crate::error::{Error, Result, TxError};
 use crate::values;
 
+/// Allocates a mebibyte on PostgreSQL's disk until the end of the transaction.
+const ALLOCATE: &str = "CREATE TEMPORARY TABLE w_space ON COMMIT DROP AS \
+    SELECT repeat(md5(CAST(n AS TEXT)), 32) AS filler FROM generate_series(1, 1024) AS n";
+
 /// The known trouble with the database of a catalog.
 #[derive(Debug)]
 pub(super) struct Health {
     /// The name of the database in messages, without users and hosts.
     place: String,
     trouble: Mutex<Trouble>,
+    /// Device and inode of the file when it was opened; `None` for PostgreSQL.
+    file: Option<(u64, u64)>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Trouble {
     #[default]
     None,
-    /// The last commit found no space, or the disk failed.
+    /// The disk failed during the last commit.
     Failing,
+    /// A commit found no space, and there is not enough yet.
+    Full,
     Damaged(String),
 }
 
 impl Health {
-    pub(super) fn new(place: String) -> Self {
-        Self { place, trouble: Mutex::default() }
+    /// The health of a database that was just opened: on a full disk, if `full` is set.
+    pub(super) fn new(place: String, full: bool, file: Option<&Path>) -> Self {
+        let health = Self { place, trouble: Mutex::default(), file: file.and_then(inode) };
+        if full {
+            health.note_full();
+        }
+        health
     }
 
     fn trouble(&self) -> Trouble {
         self.trouble.lock().clone()
+    }
+
+    fn full(&self) -> Error {
+        Error::Full { place: self.place.clone() }
     }
 
     /// Fails if the database is known to be damaged.
@@ -45,12 +66,37 @@ impl Health {
         }
     }
 
+    /// Fails if the file at `path` is not the one that was opened.
+    pub(super) fn same_file(&self, path: &Path) -> Result<()> {
+        let place = || self.place.clone();
+        match (self.file, inode(path)) {
+            (Some(_), None) => Err(Error::Deleted { place: place() }),
+            (Some(opened), Some(found)) if opened != found => {
+                Err(Error::Replaced { place: place() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Records that the disk is full.
+    pub(super) fn note_full(&self) {
+        self.enter(&self.full(), Trouble::Full);
+    }
+
+    fn enter(&self, error: &Error, trouble: Trouble) {
+        let mut known = self.trouble.lock();
+        if *known != trouble && !matches!(*known, Trouble::Damaged(_)) {
+            tracing::error!(%error, "rule catalog failed");
+            *known = trouble;
+        }
+    }
+
     /// Records the outcome of a transaction, and adds the place to its error.
     pub(super) fn note<T, E: TxError>(&self, writes: bool, done: Result<T, E>) -> Result<T, E> {
         let place = || self.place.clone();
         let failed = match &done {
             Ok(_) if writes => {
-                self.recovered();
+                self.leave(&Trouble::Failing);
                 None
             }
             Ok(_) => None,
@@ -61,42 +107,69 @@ impl Health {
                 let error = Error::Damaged { place: place(), what: what.clone() };
                 (error, Trouble::Damaged(what.clone()))
             }
-            Some(Error::Full { .. }) => (Error::Full { place: place() }, Trouble::Failing),
+            Some(Error::Full { .. }) => (self.full(), Trouble::Full),
             Some(Error::Disk { what, .. }) => {
                 (Error::Disk { place: place(), what: what.clone() }, Trouble::Failing)
             }
             _ => return done,
         };
-        let mut known = self.trouble.lock();
-        if *known != trouble && !matches!(*known, Trouble::Damaged(_)) {
-            tracing::error!(%error, "rule catalog failed");
-            *known = trouble;
-        }
+        self.enter(&error, trouble);
         Err(error.into())
     }
 
-    fn recovered(&self) {
+    /// Records that this trouble is over.
+    fn leave(&self, over: &Trouble) {
         let mut known = self.trouble.lock();
-        if *known == Trouble::Failing {
+        if *known == *over {
             *known = Trouble::None;
             tracing::info!(catalog = self.place, "commits to the rule catalog work again");
         }
     }
 }
 
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
 impl Catalog {
     /// Checks that the database answers and, as far as is known, accepts writes. After a failed
-    /// commit, this tries one that changes no data.
+    /// commit, this tries one that changes no data; on a full disk, it tries to allocate space.
     ///
     /// # Errors
     /// The reason why the database cannot be used.
     pub async fn ready(&self) -> Result<()> {
-        self.inner.health.undamaged()?;
-        if self.inner.health.trouble() == Trouble::Failing {
-            let same = "UPDATE versions SET value = value WHERE name = ?1";
-            return self.write(|tx| tx.execute(same, values!["rses"]).map(drop)).await;
+        let health = &self.inner.health;
+        health.undamaged()?;
+        if let Backend::Sqlite { path, .. } = &self.inner.backend {
+            health.same_file(path)?;
         }
-        self.ping().await
+        match health.trouble() {
+            Trouble::Full => {
+                let catalog = self.clone();
+                blocking(move || catalog.find_space()).await
+            }
+            Trouble::Failing => {
+                let same = "UPDATE versions SET value = value WHERE name = ?1";
+                self.write(|tx| tx.execute(same, values!["rses"]).map(drop)).await
+            }
+            _ => self.ping().await,
+        }
+    }
+
+    /// Ends the state of a full disk if enough space can be allocated.
+    fn find_space(&self) -> Result<()> {
+        let health = &self.inner.health;
+        match &self.inner.backend {
+            Backend::Sqlite { writer, .. } if writer.recover() => {}
+            Backend::Sqlite { .. } => return Err(health.full()),
+            Backend::Postgres { pool, .. } => {
+                let allocate = |tx: &mut crate::Tx<'_>| tx.execute(ALLOCATE, &[]).map(drop);
+                let done = self.once_on_postgres(pool, Mode::Write, &allocate);
+                health.note(true, done)?;
+            }
+        }
+        health.leave(&Trouble::Full);
+        Ok(())
     }
 
     /// Queries one row, without retries.
@@ -118,19 +191,68 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_forgotten_by_the_next_commit_and_damage_is_not() {
-        let health = Health::new("c.db".to_owned());
-        let full = health.note::<(), Error>(true, Err(Error::Full { place: String::new() }));
-        assert!(full.unwrap_err().to_string().contains("c.db"));
+    fn a_failing_disk_is_forgotten_by_the_next_commit_and_damage_and_fullness_are_not() {
+        let health = Health::new("c.db".to_owned(), false, None);
+        let failed = || Err(Error::Disk { place: String::new(), what: "I/O".to_owned() });
+        assert!(health.note::<(), Error>(true, failed()).is_err());
         assert_eq!(health.trouble(), Trouble::Failing);
         health.note::<(), Error>(false, Ok(())).unwrap();
         assert_eq!(health.trouble(), Trouble::Failing, "a read does not prove that writes work");
         health.note::<(), Error>(true, Ok(())).unwrap();
+        assert_eq!(health.trouble(), Trouble::None);
+        let full = health.note::<(), Error>(true, Err(Error::Full { place: String::new() }));
+        assert!(full.unwrap_err().to_string().contains("c.db"));
+        health.note::<(), Error>(true, Ok(())).unwrap();
+        assert_eq!(health.trouble(), Trouble::Full, "a commit may need no space");
+        health.leave(&Trouble::Full);
         assert_eq!(health.trouble(), Trouble::None);
         let damaged = || Err(Error::Damaged { place: String::new(), what: "page 7".to_owned() });
         let message = health.note::<(), Error>(false, damaged()).unwrap_err().to_string();
         assert!(message.contains("c.db") && message.contains("page 7"), "{message}");
         health.note::<(), Error>(true, Ok(())).unwrap();
         assert!(health.undamaged().is_err());
+    }
+
+    #[test]
+    fn on_postgresql_a_full_disk_is_over_when_space_can_be_allocated() {
+        let server = match crate::private_postgres::PrivatePostgres::start(&["fsync=off"]) {
+            Ok(server) => server,
+            Err(why) => {
+                assert!(std::env::var_os("CI").is_none(), "PostgreSQL is needed: {why}");
+                return;
+            }
+        };
+        server.make_schema("full").unwrap();
+        let catalog = Catalog::open_blocking(&server.url("full")).unwrap();
+        catalog.inner.health.note_full();
+        let same = "UPDATE versions SET value = value";
+        let changed = catalog.write_blocking::<_, Error>(|tx| tx.execute(same, &[]));
+        assert!(changed.unwrap() > 0);
+        for _ in 0..2 {
+            assert_eq!(catalog.inner.health.trouble(), Trouble::Full, "a commit may need no space");
+            catalog.find_space().unwrap();
+            assert_eq!(catalog.inner.health.trouble(), Trouble::None);
+            catalog.inner.health.note_full();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_catalog_whose_file_was_deleted_or_replaced_is_not_ready() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("catalog.db");
+        let catalog = Catalog::open_blocking(&path.display().to_string()).unwrap();
+        catalog.ready().await.unwrap();
+        let aside = folder.path().join("aside.db");
+        std::fs::rename(&path, &aside).unwrap();
+        for _ in 0..2 {
+            let refused = catalog.ready().await.unwrap_err().to_string();
+            assert!(refused.contains("catalog.db was deleted"), "{refused}");
+        }
+        assert!(!path.exists(), "a check or a reader created a new file");
+        std::fs::copy(&aside, &path).unwrap();
+        let refused = catalog.ready().await.unwrap_err().to_string();
+        assert!(refused.contains("catalog.db was replaced"), "{refused}");
+        std::fs::rename(&aside, &path).unwrap();
+        catalog.ready().await.unwrap();
     }
 }

@@ -27,8 +27,10 @@ mod pipeline;
 mod pool;
 mod postgres;
 pub mod private_postgres;
+mod reserve;
 mod row;
 mod schema;
+mod space;
 mod sqlite;
 pub mod state;
 mod tx;
@@ -162,6 +164,7 @@ impl Catalog {
     }
 
     fn open_as(address: &str, fresh: bool) -> Result<Self> {
+        let mut full = false;
         let backend = if Address::is_postgres(address) {
             let address = Box::new(Address::parse(address)?);
             let engine = retry_connecting(|| {
@@ -179,17 +182,23 @@ impl Catalog {
                 return Err(Error::Address(address.to_owned()));
             }
             let path = PathBuf::from(path);
-            let (engine, counter) = opening::open_file(&path, fresh)?;
-            let writer = Box::new(Writer::new(engine, Some(counter)));
+            let (engine, counter, space) = opening::open_file(&path, fresh)?;
+            full = space.full_at_start;
+            let writer = Box::new(Writer::new(engine, Some(counter), Some(space)));
             Backend::Sqlite { writer, readers: Pool::new(READERS), path }
         };
         let place = match &backend {
             Backend::Sqlite { path, .. } => path.display().to_string(),
             Backend::Postgres { .. } => "in PostgreSQL".to_owned(),
         };
+        let file = match &backend {
+            Backend::Sqlite { path, .. } => Some(path.as_path()),
+            Backend::Postgres { .. } => None,
+        };
+        let health = Health::new(place, full, file);
         let inner = Inner {
             backend,
-            health: Health::new(place),
+            health,
             rses: Mutex::new(None),
             wakes: Default::default(),
             origin: format!("{:016x}", rand::random::<u64>()),
@@ -272,15 +281,41 @@ impl Catalog {
         work: impl Fn(&mut Tx<'_>) -> Result<T, E>,
     ) -> Result<T, E> {
         self.inner.health.undamaged()?;
-        let done = self.retried(|| match &self.inner.backend {
-            Backend::Sqlite { writer, .. } => {
-                let (value, after) = writer.run(|engine| self.run(engine, &work))?;
-                self.committed(after);
-                Ok(value)
+        let done = match &self.inner.backend {
+            Backend::Sqlite { writer, .. } => self.write_to_file(writer, &work),
+            Backend::Postgres { pool, .. } => {
+                self.retried(|| self.once_on_postgres(pool, Mode::Write, &work))
             }
-            Backend::Postgres { pool, .. } => self.once_on_postgres(pool, Mode::Write, &work),
-        });
+        };
         self.inner.health.note(true, done)
+    }
+
+    /// Runs `work` in a transaction on SQLite; if the disk is full, makes space and runs it again.
+    fn write_to_file<T, E: TxError>(
+        &self,
+        writer: &Writer,
+        work: &impl Fn(&mut Tx<'_>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let once = || {
+            let (value, after) = writer.run(|engine| self.run(engine, work))?;
+            self.committed(after);
+            Ok(value)
+        };
+        let has_no_space = |done: &Result<T, E>| {
+            let failed = done.as_ref().err().and_then(TxError::catalog);
+            failed.is_some_and(|error| writer.has_no_space(error))
+        };
+        let done = self.retried(once);
+        if !has_no_space(&done) {
+            return done;
+        }
+        self.inner.health.note_full();
+        writer.make_space();
+        let done = self.retried(once);
+        match has_no_space(&done) {
+            true => Err(Error::Full { place: String::new() }.into()),
+            false => done,
+        }
     }
 
     /// [`Catalog::read`] for callers that may block.
@@ -291,6 +326,7 @@ impl Catalog {
         let done = self.retried(|| match &self.inner.backend {
             Backend::Sqlite { readers, path, .. } => {
                 let mut lent = readers.lend(|| {
+                    self.inner.health.same_file(path)?;
                     let mut engine = Sqlite::open_reader(path)?;
                     schema::prepare(&mut engine)?;
                     Ok(engine)

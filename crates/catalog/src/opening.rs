@@ -17,6 +17,7 @@ use super::address::Address;
 use super::counter::{self, Counter, Reading};
 use super::engine::{Engine, Mode};
 use super::postgres::Postgres;
+use super::space::Space;
 use super::sqlite::{Sqlite, failed};
 use super::{Backend, Catalog, blocking, load, retry_connecting, schema};
 use crate::error::{Error, Result};
@@ -160,30 +161,41 @@ pub(super) fn examine(path: &Path, fresh: bool) -> Result<(u64, bool)> {
         }
         // A new catalog replaces a missing one.
         Reading::Acknowledged(acknowledged) => Ok((found, acknowledged > found)),
-        Reading::Damaged => Err(Error::Damaged {
+        Reading::Damaged => Err(Error::Counter {
             place: path.display().to_string(),
-            what: format!("{} has no valid commit number", counter::path(path).display()),
+            counter: counter::path(path).display().to_string(),
         }),
-        Reading::Absent => {
-            if found > 0 {
-                let counter = counter::path(path).display().to_string();
-                tracing::warn!(
-                    counter,
-                    "the catalog's counter of acknowledged commits is missing; starting a new one: \
-                     commits lost before this start cannot be detected"
-                );
-            }
-            Ok((found, true))
-        }
+        Reading::Absent => Ok((found, true)),
     }
 }
 
 /// Opens the file of a catalog for its single writer, if [`examine`] accepts it.
-pub(super) fn open_file(path: &Path, fresh: bool) -> Result<(Sqlite, Counter)> {
+pub(super) fn open_file(path: &Path, fresh: bool) -> Result<(Sqlite, Counter, Space)> {
     let (found, restart) = examine(path, fresh)?;
-    let mut engine = Sqlite::open(path).map_err(|error| with_path(path, error))?;
-    schema::migrate(&mut engine).map_err(|error| with_path(path, error))?;
-    schema::prepare(&mut engine).map_err(|error| with_path(path, error))?;
+    if found > 0 && counter::read(path).map_err(unreadable(path))? == Reading::Absent {
+        tracing::warn!(
+            counter = %counter::path(path).display(),
+            "the catalog's counter of acknowledged commits is missing; starting a new one: commits \
+             lost before this start cannot be detected"
+        );
+    }
+    let mut space = Space::new(path);
+    let log_pages = space.log_pages();
+    let open = || {
+        let mut engine = Sqlite::open(path)?;
+        schema::migrate(&mut engine)?;
+        schema::prepare(&mut engine)?;
+        engine.bound_log(log_pages)?;
+        Ok(engine)
+    };
+    let mut engine = match open() {
+        Err(Error::Full { .. } | Error::Disk { .. }) if space.is_used_up() => {
+            space.release();
+            open().map_err(|error| with_path(path, error))?
+        }
+        opened => opened.map_err(|error| with_path(path, error))?,
+    };
+    space.bound(&mut engine);
     let counter = if restart {
         // Moves the tables into the file itself, so that they survive the loss of its first log.
         engine.checkpoint().map_err(|error| with_path(path, error))?;
@@ -191,7 +203,7 @@ pub(super) fn open_file(path: &Path, fresh: bool) -> Result<(Sqlite, Counter)> {
     } else {
         Counter::open(path)
     };
-    Ok((engine, counter.map_err(unreadable(path))?))
+    Ok((engine, counter.map_err(unreadable(path))?, space))
 }
 
 /// Starts the counter of a catalog that was just restored.
@@ -241,14 +253,34 @@ impl Catalog {
             let connection =
                 open_unchanged(&path).map_err(failed).map_err(|error| with_path(&path, error))?;
             let mut wrong = check_pages(&connection, "quick_check")?;
-            if counter::read(&path).map_err(unreadable(&path))? == Reading::Absent {
-                let counter = counter::path(&path).display().to_string();
-                wrong.push(format!("{CATALOG}{counter} is missing; the next start creates it"));
+            let counter = counter::path(&path).display().to_string();
+            match counter::read(&path).map_err(unreadable(&path))? {
+                Reading::Acknowledged(_) => {}
+                Reading::Absent => {
+                    wrong.push(format!("{CATALOG}{counter} is missing; the next start creates it"));
+                }
+                Reading::Damaged => {
+                    let place = path.display().to_string();
+                    wrong.push(Error::Counter { place, counter }.to_string());
+                }
             }
             Ok(wrong)
         })
         .await
     }
+}
+
+/// The identity in the file of a catalog, if it has one; nothing else is checked, and no file is
+/// changed.
+///
+/// # Errors
+/// If the file is damaged or cannot be read.
+pub fn identity_of(path: &Path) -> Result<Option<String>> {
+    if !has_content(path) {
+        return Ok(None);
+    }
+    let found = open_unchanged(path).and_then(|connection| version(&connection, "identity"));
+    Ok(identity(found.map_err(failed).map_err(|error| with_path(path, error))?))
 }
 
 /// The findings of SQLite's check of its pages.
@@ -341,6 +373,7 @@ pub fn verify_file(path: &Path) -> Result<Vec<String>> {
         Err(
             error @ (Error::Damaged { .. }
             | Error::EndsEarly { .. }
+            | Error::Counter { .. }
             | Error::Lost { .. }
             | Error::NotACatalog(_)),
         ) => return Ok(vec![error.to_string()]),
@@ -366,8 +399,7 @@ pub fn inspect(path: &Path) -> Result<Losses> {
     let acknowledged = counter::read(path).map_err(unreadable(path))?;
     match examine(path, false) {
         Ok(_) => return Ok(Losses::default()),
-        Err(Error::EndsEarly { .. }) => {}
-        Err(Error::Damaged { .. }) if acknowledged == Reading::Damaged => {}
+        Err(Error::EndsEarly { .. } | Error::Counter { .. }) => {}
         Err(error) => return Err(error),
     }
     let connection =

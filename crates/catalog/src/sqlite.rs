@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, ErrorCode, ToSql};
+use rusqlite::{Connection, ErrorCode, OpenFlags, ToSql};
 
 use super::engine::{Column, Engine, Mode, Value, with_arrays, with_ordered_lookups};
 use super::row::Row;
+use super::space::is_bookkeeping;
 use crate::error::{Error, Result};
 
 pub(crate) struct Sqlite {
@@ -21,6 +22,19 @@ pub(crate) struct Sqlite {
     rewritten: HashMap<Arc<str>, Rewritten>,
     /// Whether the transaction has changed a table other than work tables.
     changed: bool,
+    /// The most pages the file may have, if its growth is bounded.
+    bounds: Option<Bounds>,
+}
+
+/// The most pages that the file of a catalog may have on a full disk.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    /// For new rows.
+    rows: u64,
+    /// For bookkeeping (see [`super::space`]).
+    bookkeeping: u64,
+    /// The bound that is set.
+    current: u64,
 }
 
 /// A statement as SQLite takes it.
@@ -98,7 +112,11 @@ fn make_private(path: &Path) -> Result<()> {
 impl Sqlite {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         make_private(path)?;
-        let connection = Connection::open(path).map_err(failed)?;
+        Self::connect(path, OpenFlags::default())
+    }
+
+    fn connect(path: &Path, flags: OpenFlags) -> Result<Self> {
+        let connection = Connection::open_with_flags(path, flags).map_err(failed)?;
         connection.busy_timeout(Duration::from_secs(30)).map_err(failed)?;
         connection
             .execute_batch(
@@ -108,13 +126,13 @@ impl Sqlite {
             )
             .map_err(failed)?;
         connection.set_prepared_statement_cache_capacity(400);
-        Ok(Self { connection, rewritten: HashMap::new(), changed: false })
+        Ok(Self { connection, rewritten: HashMap::new(), changed: false, bounds: None })
     }
 
     /// Opens a read connection with a small cache of its own; the page cache of the system holds
-    /// the rest.
+    /// the rest. A missing file is an error.
     pub(crate) fn open_reader(path: &Path) -> Result<Self> {
-        let reader = Self::open(path)?;
+        let reader = Self::connect(path, OpenFlags::default() & !OpenFlags::SQLITE_OPEN_CREATE)?;
         reader.connection.execute_batch("PRAGMA cache_size = -16384").map_err(failed)?;
         Ok(reader)
     }
@@ -125,6 +143,74 @@ impl Sqlite {
     pub(super) fn checkpoint(&self) -> Result<()> {
         let moved = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
         moved.map_err(failed)
+    }
+
+    /// Moves as much of the write-ahead log into the file as possible without waiting. Returns
+    /// whether all of it was moved, so that the log starts over with the next commit.
+    pub(super) fn move_log(&self) -> Result<bool> {
+        let moved = self.connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+            let (busy, written, moved): (i64, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            Ok(busy == 0 && written == moved)
+        });
+        moved.map_err(failed)
+    }
+
+    /// Sets how many pages the write-ahead log may have before a commit moves it into the file.
+    pub(super) fn bound_log(&self, pages: u64) -> Result<()> {
+        let set = format!("PRAGMA wal_autocheckpoint = {pages}");
+        self.connection.query_row(&set, [], |_| Ok(())).map_err(failed)
+    }
+
+    /// How many bytes of the file are free to be used again.
+    pub(super) fn free_inside(&self) -> Result<u64> {
+        Ok(self.pragma("freelist_count")?.saturating_mul(self.pragma("page_size")?))
+    }
+
+    fn pragma(&self, name: &str) -> Result<u64> {
+        let read = self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        read.map(i64::cast_unsigned).map_err(failed)
+    }
+
+    /// Keeps the file from growing for new rows, and lets it grow by so many pages for bookkeeping;
+    /// or, with `None`, ends that.
+    pub(super) fn bound_growth(&mut self, bookkeeping: Option<u64>) {
+        match (bookkeeping, self.pragma("page_count")) {
+            (None, _) => {
+                self.bounds = None;
+                self.set_most_pages(u64::from(u32::MAX - 1));
+            }
+            (Some(more), Ok(pages)) => {
+                let bookkeeping = self.bounds.map_or(pages + more, |bounds| bounds.bookkeeping);
+                self.bounds = Some(Bounds { rows: pages, bookkeeping, current: pages });
+                self.set_most_pages(pages);
+            }
+            (Some(_), Err(error)) => {
+                tracing::warn!(%error, "bounding the size of the rule catalog failed");
+            }
+        }
+    }
+
+    fn set_most_pages(&self, pages: u64) {
+        let set = format!("PRAGMA max_page_count = {pages}");
+        if let Err(error) = self.connection.query_row(&set, [], |_| Ok(())) {
+            tracing::warn!(%error, "bounding the size of the rule catalog failed");
+        }
+    }
+
+    /// Sets the bound of the file's growth that applies to a statement, if there is one.
+    fn bound_for(&mut self, sql: &str) {
+        if self.bounds.is_some() {
+            self.bound_statement(is_bookkeeping(sql));
+        }
+    }
+
+    fn bound_statement(&mut self, is_bookkeeping: bool) {
+        let Some(bounds) = &mut self.bounds else { return };
+        let wanted = if is_bookkeeping { bounds.bookkeeping } else { bounds.rows };
+        if bounds.current != wanted {
+            bounds.current = wanted;
+            self.set_most_pages(wanted);
+        }
     }
 
     /// Whether the transaction may have changed a table other than work tables.
@@ -210,6 +296,7 @@ impl Engine for Sqlite {
         params: &[Value],
         each: &mut dyn FnMut(Row) -> Result<()>,
     ) -> Result<()> {
+        self.bound_for(sql);
         let (written, rewritten) = known(&mut self.rewritten, sql);
         let mut statement = self.connection.prepare_cached(&rewritten.sql).map_err(failed)?;
         self.changed |= rewritten.changes_catalog && !statement.readonly();
@@ -226,6 +313,7 @@ impl Engine for Sqlite {
     }
 
     fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64> {
+        self.bound_for(sql);
         let (_, rewritten) = known(&mut self.rewritten, sql);
         let mut statement = self.connection.prepare_cached(&rewritten.sql).map_err(failed)?;
         let changed = statement.execute(rusqlite::params_from_iter(params)).map_err(failed)?;
@@ -243,6 +331,7 @@ impl Engine for Sqlite {
 
     fn load(&mut self, table: &str, columns: &[(&str, Column)]) -> Result<()> {
         self.changed |= !table.starts_with("w_");
+        self.bound_statement(table.starts_with("w_"));
         let rows = columns.first().map_or(0, |(_, column)| column.len());
         let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
         let marks: Vec<String> = (1..=names.len()).map(|at| format!("?{at}")).collect();

@@ -5,7 +5,8 @@
 //! writer on, and the last one commits for all of them. [`Writer::run`] returns only after that
 //! commit: either the whole batch is committed, or each of its transactions is retried. A commit
 //! that changes the catalog has a number, which is written to a file outside of it before any call
-//! returns (see [`super::counter`]): one small write for the whole batch.
+//! returns (see [`super::counter`]): one small write for the whole batch. On a full disk, changes
+//! that need no space go on (see [`super::space`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::counter::Counter;
 use super::engine::{Engine, Mode};
+use super::space::Space;
 use super::sqlite::Sqlite;
 use crate::error::{Error, Result, TxError};
 
@@ -36,6 +38,7 @@ struct Turns {
 struct State {
     engine: Sqlite,
     counter: Option<Counter>,
+    space: Option<Space>,
     /// The transactions since the last commit.
     batch: Option<(Arc<Batch>, usize)>,
 }
@@ -121,8 +124,8 @@ impl Drop for Turn<'_> {
 }
 
 impl Writer {
-    pub(super) fn new(engine: Sqlite, counter: Option<Counter>) -> Self {
-        let state = Mutex::new(State { engine, counter, batch: None });
+    pub(super) fn new(engine: Sqlite, counter: Option<Counter>, space: Option<Space>) -> Self {
+        let state = Mutex::new(State { engine, counter, space, batch: None });
         Self { turns: Mutex::new(Turns::default()), moved: Condvar::new(), state }
     }
 
@@ -153,6 +156,38 @@ impl Writer {
         drop(turn);
         // An error of `work` too may be caused by uncommitted changes of the batch.
         batch.wait().map_err(E::from).and(done)
+    }
+}
+
+impl Writer {
+    /// Runs `work` between transactions, if disk space is reserved for this writer.
+    fn with_space<T>(&self, work: impl FnOnce(&mut Space, &mut Sqlite) -> T) -> Option<T> {
+        let _turn = self.turn();
+        let mut state = self.state.lock();
+        state.commit();
+        let State { engine, space, .. } = &mut *state;
+        space.as_mut().map(|space| work(space, engine))
+    }
+
+    /// Whether a failed transaction found no disk space.
+    pub(super) fn has_no_space(&self, error: &Error) -> bool {
+        match error {
+            Error::Full { .. } => true,
+            Error::Disk { .. } => {
+                self.with_space(|space, _| space.is_used_up()).unwrap_or_default()
+            }
+            _ => false,
+        }
+    }
+
+    /// Releases the reserve of a full disk, so that changes that need little space can go on.
+    pub(super) fn make_space(&self) {
+        self.with_space(Space::make);
+    }
+
+    /// Whether a full disk has enough space again.
+    pub(super) fn recover(&self) -> bool {
+        self.with_space(Space::recover).unwrap_or(true)
     }
 }
 
@@ -208,6 +243,9 @@ impl State {
             (Ok(_), _) => {}
             (Err(_), _) => self.engine.rollback(),
         }
+        if let (Ok(_), Some(space)) = (&committed, &mut self.space) {
+            space.after_commit(&mut self.engine);
+        }
         batch.complete(committed.map(drop).map_err(|error| Failure::of(&error)));
     }
 
@@ -233,7 +271,7 @@ mod tests {
         let tables = "CREATE TABLE seen (at INTEGER PRIMARY KEY);
             CREATE TABLE versions (name TEXT PRIMARY KEY, value BIGINT NOT NULL)";
         engine.batch(tables).unwrap();
-        Writer::new(engine, None)
+        Writer::new(engine, None, None)
     }
 
     fn insert(engine: &mut Sqlite, at: i64) -> Result<()> {

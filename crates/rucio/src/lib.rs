@@ -542,6 +542,8 @@ fn failure(error: &Error, part: Part) -> Response {
             | catalog::Error::Moved
             | catalog::Error::Unknown
             | catalog::Error::Damaged { .. }
+            | catalog::Error::Deleted { .. }
+            | catalog::Error::Replaced { .. }
             | catalog::Error::Disk { .. },
         ) => (503, "DatabaseException".to_owned()),
         Error::Catalog(catalog::Error::Full { .. }) => (507, "DatabaseException".to_owned()),

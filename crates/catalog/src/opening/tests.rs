@@ -65,7 +65,7 @@ fn a_catalog_that_lost_acknowledged_commits_is_refused_and_not_changed() {
         let refused = open(&path).unwrap_err();
         let message = refused.to_string();
         assert!(
-            matches!(refused, Error::EndsEarly { .. } | Error::Damaged { .. }),
+            matches!(refused, Error::EndsEarly { .. } | Error::Counter { .. }),
             "{name}: {message}"
         );
         assert!(message.contains("mainstay restore"), "{name}: {message}");

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use mainstay_catalog::Catalog;
+use mainstay_catalog::{Catalog, opening};
 use mainstay_rules::{Environment, account};
 use mainstay_store::identity::{self, Decision, Marker, decide};
 use mainstay_store::sqlite::lock::Lock;
@@ -32,6 +32,11 @@ pub(super) async fn inspect(data_dir: &Path, address: &str, meant: bool) -> Resu
         Err(identity::Error::Marker { .. }) if meant => Marker::default(),
         read => read.map_err(crate::Error::from)?,
     };
+    // Compared first: the number of commits of another catalog means nothing.
+    let file = Catalog::file(address);
+    if let Some(found @ Some(_)) = file.and_then(|file| opening::identity_of(&file).ok()) {
+        decided(data_dir, address, &marker, found, meant)?;
+    }
     let peeked = Catalog::peek(address).await.map_err(Error::engine)?;
     decided(data_dir, address, &marker, peeked.identity, meant).map(drop)
 }

@@ -11,13 +11,15 @@ use crate::readiness::Check;
 pub(super) struct Database(pub(super) Catalog);
 
 impl Check for Database {
-    /// Asks for one row, or tries a commit where the last one failed.
+    /// Queries one row, or tries a commit where the last one failed.
     fn check(&self) -> BoxFuture<'_, Result<(), String>> {
         async {
             self.0.ready().await.map_err(|error| match error {
-                Error::Damaged { .. } | Error::Full { .. } | Error::Disk { .. } => {
-                    error.to_string()
-                }
+                Error::Damaged { .. }
+                | Error::Deleted { .. }
+                | Error::Replaced { .. }
+                | Error::Full { .. }
+                | Error::Disk { .. } => error.to_string(),
                 error => format!("{}: {error}", self.asks()),
             })
         }
