@@ -5,7 +5,6 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use futures_util::TryStreamExt;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Response, StatusCode};
 use mainstay_store::backup::{self, Chunks, Part};
@@ -73,18 +72,21 @@ pub(crate) async fn answer(
             asked.lasting = true;
             let (snapshot, parts) = moment(app).await?;
             let chunks = Chunks::new(snapshot, app.clock.now());
-            let pieces = backup::stream(chunks, parts).inspect_err(|error| {
-                tracing::error!(error, "sending a backup failed");
-            });
-            let body = axum::body::Body::from_stream(pieces);
+            let body = axum::body::Body::from_stream(backup::stream(chunks, parts));
             let mut reply = Response::new(Body::routed(body));
             let lines = HeaderValue::from_static("application/x-ndjson");
             reply.headers_mut().insert(CONTENT_TYPE, lines);
             Ok(reply)
         }
         (&Method::GET, Errand::Stats) => {
-            let (snapshot, medium) = (snapshot(app).await?, app.resources.objects().medium());
-            aside(move || Stats::of(&snapshot, &medium)).await
+            let objects = app.resources.objects();
+            // Objects whose value is damaged are named instead of counted.
+            let (snapshot, medium) = (objects.readable().await.map_err(failed)?, objects.medium());
+            let left = match snapshot.has_retired_keys_only() {
+                true => objects.values_left().await.map_err(failed)?,
+                false => 0,
+            };
+            aside(move || Stats::of(&snapshot, &medium).with_values_left(&snapshot, left)).await
         }
         (&Method::GET, Errand::Check) => {
             // A large catalog takes minutes.

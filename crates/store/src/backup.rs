@@ -64,6 +64,9 @@ pub enum Error {
         /// How many objects were whole.
         objects: u64,
     },
+    /// It could not be completed when it was made.
+    #[error("the backup is incomplete: {0}")]
+    Incomplete(String),
     /// It is not as it was written.
     #[error("the backup is damaged at line {line}: {what}")]
     Damaged {
@@ -239,6 +242,8 @@ const LAST: &[u8] = b"{\"objects\":";
 const PART: &[u8] = b"{\"part\":";
 /// The beginning of the line after those of a part.
 const LAST_OF_PART: &[u8] = b"{\"lines\":";
+/// The beginning of the last line of a backup that could not be completed.
+const FAILED: &[u8] = b"{\"failed\":";
 /// Separates the fields of a line from its object. It cannot occur before: within a text its quotes
 /// would be escaped.
 const OBJECT: &[u8] = b",\"object\":";

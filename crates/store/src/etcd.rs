@@ -45,7 +45,7 @@ pub use client::{Address, AddressError, Tls};
 use client::Client;
 use feed::Feed;
 use layout::Layout;
-use roster::Roster;
+use roster::{Rewrites, Roster};
 use sealing::{Sealing, Signals};
 use version::{end, number};
 use writer::{PendingWrite, Writer};
@@ -194,8 +194,13 @@ impl EtcdStore {
         let (readers, waiting) = mpsc::channel(READERS);
         let progress = progress(client.clone(), layout.clone(), waiting, stop.clone());
         let seals = layout.sealer().has_keys() && !settings.inspect;
+        let rewrites = match (seals, settings.decrypt) {
+            (false, _) => Rewrites::Nothing,
+            (true, false) => Rewrites::Encrypts,
+            (true, true) => Rewrites::Decrypts,
+        };
         let roster =
-            Roster::new((client.clone(), layout.clone(), cache.clone()), stop.clone(), seals);
+            Roster::new((client.clone(), layout.clone(), cache.clone()), stop.clone(), rewrites);
         let writer = Writer {
             client: client.clone(),
             layout: layout.clone(),
@@ -475,6 +480,14 @@ impl Objects for EtcdStore {
         .boxed()
     }
 
+    fn values_left(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        async move {
+            let counted = feed::count_sealed(&self.client, &self.layout).await;
+            counted.map_err(|error| Error::Unavailable { reason: error.to_string() })
+        }
+        .boxed()
+    }
+
     fn rekey(&self) -> BoxFuture<'_, Result<String, Error>> {
         self.sealing.rekey().boxed()
     }
@@ -507,6 +520,7 @@ impl Objects for EtcdStore {
         async move {
             let asked = async {
                 self.roster.admission().await?;
+                self.roster.renewed()?;
                 self.layout.writable(&self.cache.load())?;
                 self.latest().await
             };

@@ -422,7 +422,7 @@ impl Objects for KubernetesStore {
                 collections.insert(resource, collection);
             }
             let collections = collections.into_iter().collect();
-            Ok(Snapshot { revision, oldest: revision, collections })
+            Ok(Snapshot { revision, oldest: revision, collections, damaged: Vec::new() })
         }
         .boxed()
     }

@@ -180,7 +180,7 @@ async fn encrypt(store: &SqliteStore, path: PathBuf, settings: &Settings) -> Res
         let change = if sealer.is_superseded(&key.id()) {
             Change::Delete(record.revision())
         } else if key.state == KeyState::Active {
-            let complete = key.in_state(KeyState::Complete);
+            let complete = sealer.in_state(&key, KeyState::Complete)?;
             Change::Update(record.revision(), complete.body())
         } else {
             continue;

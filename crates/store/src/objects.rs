@@ -247,6 +247,12 @@ pub trait Objects: Send + Sync + std::fmt::Debug {
         self.snapshot()
     }
 
+    /// How many values the medium holds encrypted while no data key is in use: those that are left
+    /// while encryption is being turned off. Reads everything.
+    fn values_left(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        Box::pin(std::future::ready(Ok(0)))
+    }
+
     /// The remote server that keeps the objects and checks writes; `None` if they are kept here.
     fn remote(&self) -> Option<&dyn Remote> {
         None

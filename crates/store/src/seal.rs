@@ -11,7 +11,9 @@
 //! value: it cannot be moved under another key.
 //!
 //! Which data key seals new values depends on the data keys in the store alone: the newest one that
-//! is active ([`KeyState`]).
+//! is active ([`KeyState`]). The state of a data key, and its place in their order, are authenticated
+//! with its master key: somebody who may write to the store, but has no master key, can neither turn
+//! encryption off nor bring values in the clear into a store that is encrypted as a whole.
 
 mod data_key;
 mod master;
@@ -29,6 +31,7 @@ use crate::object::{Key, Resource, Revision};
 use crate::objects::Error;
 use crate::status::Reason;
 
+pub(crate) use data_key::is_data_keys;
 pub use data_key::{DataKey, KeyState, data_keys};
 pub use master::{KeyError, MasterKeys};
 
@@ -49,6 +52,8 @@ struct Known {
     /// The key, or why it cannot be opened here.
     cipher: Result<Arc<LessSafeKey>, KeyError>,
     state: KeyState,
+    number: u64,
+    bound: bool,
     created: Revision,
 }
 
@@ -56,6 +61,8 @@ struct Known {
 #[derive(Clone, Default)]
 struct DataKeys {
     known: BTreeMap<Id, Known>,
+    /// Whether every value is sealed, so that one in the clear was written by another program.
+    complete: bool,
     /// Seals new values; without one they are not sealed.
     current: Option<(Id, Arc<LessSafeKey>)>,
 }
@@ -63,8 +70,10 @@ struct DataKeys {
 impl DataKeys {
     fn choose_current(&mut self) {
         let sealing = self.known.iter().filter(|(_, key)| key.state.seals());
-        let newest = sealing.max_by_key(|(id, key)| (key.created, **id));
+        let newest = sealing.max_by_key(|(id, key)| (key.number, key.created, **id));
         self.current = newest.and_then(|(id, key)| Some((*id, key.cipher.clone().ok()?)));
+        let complete = |key: &Known| key.state == KeyState::Complete && key.bound;
+        self.complete = self.current.is_some() && self.known.values().any(complete);
     }
 }
 
@@ -89,6 +98,11 @@ impl Default for Sealer {
     fn default() -> Self {
         Self::new(None)
     }
+}
+
+/// Whether a stored value is sealed.
+pub(crate) fn is_sealed(stored: &[u8]) -> bool {
+    stored.first() == Some(&SEALED)
 }
 
 /// Whether the values of a collection are never sealed.
@@ -131,29 +145,74 @@ impl Sealer {
         self.0.data.store(Arc::new(data));
     }
 
+    /// Whether a value is in the clear although every value of the store is sealed: it was written
+    /// by another program. Only the state of a bound data key tells.
+    #[must_use]
+    pub fn is_stray(&self, key: &Key, stored: &[u8]) -> bool {
+        !is_sealed(stored) && self.0.data.load().complete && !is_plain(key.resource())
+    }
+
+    /// Checks that the record of a data key is as a server wrote it, as far as the master keys at hand
+    /// can tell.
+    ///
+    /// # Errors
+    /// [`KeyError::Forged`].
+    pub fn verify(&self, key: &DataKey) -> Result<(), KeyError> {
+        let Some(masters) = &self.0.masters else { return Ok(()) };
+        let data = self.0.data.load();
+        let known = data.known.get(&key.id).filter(|known| known.cipher.is_ok());
+        let forged = match (masters.unwrap(key), known) {
+            (Ok(_), known) => known.is_some_and(|known| known.bound) && !key.bound,
+            // The right master key is at hand: it has opened the key before.
+            (Err(_), Some(_)) => masters.has(&key.master),
+            (Err(_), None) => masters.is_forged(key),
+        };
+        if forged { Err(KeyError::Forged { id: key.id() }) } else { Ok(()) }
+    }
+
     /// Takes over a data key as it is in the store, where it was created at `created`. Calling it
-    /// again with the same key takes over its state.
+    /// again with the same key takes over its state, unless that cannot be verified because its
+    /// master key is not at hand.
     ///
     /// # Errors
     /// [`KeyError::Locked`] without its master key, and [`KeyError::Damaged`]; values sealed with
     /// it cannot be opened then.
     pub fn learn(&self, object: &Map<String, Value>, created: Revision) -> Result<(), KeyError> {
         let key = DataKey::parse(object)?;
-        let opened = match self.0.data.load().known.get(&key.id) {
-            Some(Known { cipher: Ok(cipher), .. }) => Ok(cipher.clone()),
-            _ => self.unwrap(&key),
+        let before = self.0.data.load().known.get(&key.id).cloned();
+        let known = match (self.unwrap(&key), before) {
+            (Err(_), Some(before @ Known { cipher: Ok(_), .. })) => before,
+            (cipher, _) => {
+                let DataKey { state, number, bound, .. } = key;
+                Known { cipher, state, number, bound, created }
+            }
         };
-        let outcome = opened.clone().map(drop);
-        let known = Known { cipher: opened, state: key.state, created };
+        let outcome = known.cipher.clone().map(drop);
         self.change(|data| drop(data.known.insert(key.id, known)));
         outcome
     }
 
+    /// Why the data key with this id cannot be opened, as far as is known.
+    pub(crate) fn error_of(&self, id: &str) -> Option<KeyError> {
+        let id = Id::try_from(hex::decode(id).ok()?).ok()?;
+        self.0.data.load().known.get(&id)?.cipher.as_ref().err().cloned()
+    }
+
+    /// Notes that the data key with this id is damaged, so that values under it are reported with
+    /// that reason.
+    pub(crate) fn note_damaged(&self, id: &str) {
+        let mut bytes = Id::default();
+        if hex::decode_to_slice(id, &mut bytes).is_err() {
+            return;
+        }
+        let cipher = Err(KeyError::Damaged { id: id.to_owned() });
+        let (state, created) = (KeyState::Retired, Revision::ZERO);
+        let known = Known { cipher, state, number: 0, bound: false, created };
+        self.change(|data| drop(data.known.insert(bytes, known)));
+    }
+
     fn unwrap(&self, key: &DataKey) -> Result<Arc<LessSafeKey>, KeyError> {
-        let Some(masters) = &self.0.masters else {
-            let what = "give the file that has it with --store-key";
-            return Err(KeyError::Locked { master: key.master.clone(), what });
-        };
+        let Some(masters) = &self.0.masters else { return Err(no_master_keys(key)) };
         let bytes = masters.unwrap(key)?;
         let damaged = || KeyError::Damaged { id: key.id() };
         cipher(&bytes).map(Arc::new).ok_or_else(damaged)
@@ -190,16 +249,20 @@ impl Sealer {
     /// # Errors
     /// [`KeyError::Random`].
     pub fn new_data_key(&self, state: KeyState) -> Result<Option<DataKey>, KeyError> {
-        self.0.masters.as_ref().map(|masters| masters.new_data_key(state)).transpose()
+        let number = self.0.data.load().known.values().map(|key| key.number).max();
+        let number = number.unwrap_or_default() + 1;
+        self.0.masters.as_ref().map(|masters| masters.new_data_key(state, number)).transpose()
     }
 
-    /// The same data key wrapped by the first master key; `None` if it is so already, or without
-    /// master keys.
+    /// The same data key in this state, wrapped by the first master key and bound to the state.
     ///
     /// # Errors
     /// [`KeyError::Locked`] without the master key that wraps it now.
-    pub fn rewrap(&self, key: &DataKey) -> Result<Option<DataKey>, KeyError> {
-        self.0.masters.as_ref().map_or(Ok(None), |masters| masters.rewrap(key))
+    pub fn in_state(&self, key: &DataKey, state: KeyState) -> Result<DataKey, KeyError> {
+        match &self.0.masters {
+            Some(masters) => masters.in_state(key, state),
+            None => Err(no_master_keys(key)),
+        }
     }
 
     /// Stops sealing new values; sealed ones are still opened.
@@ -289,6 +352,11 @@ impl Sealer {
     pub fn is_superseded(&self, id: &str) -> bool {
         self.current().is_none_or(|current| current != id)
     }
+}
+
+fn no_master_keys(key: &DataKey) -> KeyError {
+    let what = "give the file that has it with --store-key";
+    KeyError::Locked { master: key.master.clone(), what }
 }
 
 /// A value is bound to its collection and path.

@@ -20,6 +20,8 @@ pub struct Snapshot {
     pub oldest: Revision,
     /// The collections that are not empty, in the order of their names.
     pub collections: Vec<(Resource, Collection)>,
+    /// The problems of the objects that are left out because their stored value is damaged.
+    pub damaged: Vec<String>,
 }
 
 /// The medium that holds objects.
@@ -55,10 +57,13 @@ pub struct Stats {
     pub collections: Vec<Share>,
     /// The files of the database, if it has any.
     pub files: Vec<FileSize>,
+    /// The problem of each object whose stored value is damaged. It is not counted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub damaged: Vec<String>,
     /// The operator's key that every stored value is encrypted with, by way of a data key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encrypted_with: Option<String>,
-    /// How far encryption at rest has come, if it is on or being turned on.
+    /// How far encryption at rest has come, if it is on, being turned on or being turned off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
 }
@@ -73,6 +78,12 @@ pub struct Encryption {
     pub data_key: String,
     /// How far its use has come.
     pub state: EncryptionState,
+    /// The data key that every value was encrypted with before, while it is being replaced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
+    /// How many values are still encrypted, while encryption is being turned off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub values_left: Option<u64>,
 }
 
 /// How far the use of the newest data key has come.
@@ -84,6 +95,8 @@ pub enum EncryptionState {
     Rewriting,
     /// Every value is encrypted with it.
     Complete,
+    /// Encryption is being turned off: values are being decrypted.
+    Decrypting,
 }
 
 /// The size of one collection.
@@ -118,6 +131,13 @@ impl Snapshot {
     pub fn is_empty(&self) -> bool {
         self.collections.is_empty()
     }
+
+    /// Whether there are data keys and none is in use, so that sealed values are being decrypted.
+    #[must_use]
+    pub fn has_retired_keys_only(&self) -> bool {
+        let keys = data_keys_of(self);
+        !keys.is_empty() && keys.iter().all(|key| key.state == KeyState::Retired)
+    }
 }
 
 impl Stats {
@@ -137,8 +157,6 @@ impl Stats {
             Medium::Etcd(endpoints) => ("etcd", endpoints.clone(), Vec::new()),
             Medium::Kubernetes(servers) => ("kubernetes", servers.clone(), Vec::new()),
         };
-        let encryption = encryption(snapshot);
-        let complete = encryption.as_ref().filter(|it| it.state == EncryptionState::Complete);
         Self {
             backend,
             location,
@@ -148,28 +166,65 @@ impl Stats {
             bytes: collections.iter().map(|share| share.bytes).sum(),
             collections,
             files,
-            encrypted_with: complete.map(|it| it.master_key.clone()),
-            encryption,
+            damaged: snapshot.damaged.clone(),
+            encrypted_with: encrypted_with(snapshot),
+            encryption: encryption(snapshot),
         }
     }
+
+    /// The same for a store in which this many values are sealed although no data key is in use.
+    #[must_use]
+    pub fn with_values_left(mut self, snapshot: &Snapshot, values: u64) -> Self {
+        if values > 0 && self.encryption.is_none() {
+            let keys = data_keys_of(snapshot);
+            self.encryption = keys.last().map(|newest| Encryption {
+                master_key: newest.master().to_owned(),
+                data_key: newest.id(),
+                state: EncryptionState::Decrypting,
+                replaces: None,
+                values_left: Some(values),
+            });
+        }
+        self
+    }
+}
+
+/// The data keys of a store, the oldest first.
+fn data_keys_of(snapshot: &Snapshot) -> Vec<DataKey> {
+    let found = snapshot.collections.iter().find(|(resource, _)| *resource == data_keys());
+    let records = found.into_iter().flat_map(|(_, keys)| keys.range(None, None));
+    let mut keys: Vec<_> = records
+        .filter_map(|record| Some((record.created(), DataKey::parse(&record.object()).ok()?)))
+        .collect();
+    keys.sort_by_key(|(created, key)| (key.number(), *created, key.id()));
+    keys.into_iter().map(|(_, key)| key).collect()
+}
+
+/// The master key of every value: it wraps all data keys in use, and all values are sealed.
+fn encrypted_with(snapshot: &Snapshot) -> Option<String> {
+    let keys = data_keys_of(snapshot);
+    let in_use: Vec<&DataKey> = keys.iter().filter(|key| key.state.seals()).collect();
+    let complete = in_use.iter().any(|key| key.state == KeyState::Complete);
+    let master = in_use.last()?.master();
+    let same = in_use.iter().all(|key| key.master() == master);
+    (complete && same).then(|| master.to_owned())
 }
 
 /// The state of the newest data key that is not retired.
 fn encryption(snapshot: &Snapshot) -> Option<Encryption> {
-    let (_, keys) = snapshot.collections.iter().find(|(resource, _)| *resource == data_keys())?;
-    let keys = keys.range(None, None);
-    let keys =
-        keys.filter_map(|record| Some((record.created(), DataKey::parse(&record.object()).ok()?)));
-    let (_, newest) = keys
-        .filter(|(_, key)| key.state != KeyState::Retired)
-        .max_by_key(|(created, key)| (*created, key.id()))?;
+    let keys = data_keys_of(snapshot);
+    let at = keys.iter().rposition(|key| key.state != KeyState::Retired)?;
+    let (newest, older) = (&keys[at], &keys[..at]);
     let state = match newest.state {
         KeyState::Pending => EncryptionState::WaitingForServers,
         KeyState::Active => EncryptionState::Rewriting,
         KeyState::Complete => EncryptionState::Complete,
         KeyState::Retired => return None,
     };
-    Some(Encryption { master_key: newest.master().to_owned(), data_key: newest.id(), state })
+    let replaced = older.iter().rfind(|key| key.state == KeyState::Complete);
+    let replaces = replaced.filter(|_| newest.state != KeyState::Complete).map(DataKey::id);
+    let (master_key, data_key) = (newest.master().to_owned(), newest.id());
+    Some(Encryption { master_key, data_key, state, replaces, values_left: None })
 }
 
 /// The database and its write-ahead log, as far as they are there.

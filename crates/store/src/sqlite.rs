@@ -16,6 +16,7 @@ mod committer;
 mod counter;
 mod disk;
 mod failure;
+mod file;
 mod fullness;
 mod load;
 pub mod lock;
@@ -43,6 +44,7 @@ use mainstay_clock::Clock;
 
 use committer::{Committer, Job};
 use failure::Failure;
+use file::OpenedFile;
 use fullness::Fullness;
 use lock::Lock;
 use rekey::DataKeyChange;
@@ -178,6 +180,7 @@ fn beside(database: &Path, ending: &str) -> PathBuf {
 #[derive(Debug)]
 pub struct SqliteStore {
     path: PathBuf,
+    file: OpenedFile,
     codec: Codec,
     cache: Arc<Cache>,
     fullness: Arc<Fullness>,
@@ -259,8 +262,10 @@ impl SqliteStore {
         let running = Mutex::new(Some(Running { threads: [committer, checkpointer], lock }));
         let (path, largest) = (path.to_owned(), settings.largest_object);
         let rekeying = Mutex::new(None);
+        let file = OpenedFile::at(&path);
         Ok(Self {
             path,
+            file,
             codec,
             cache,
             fullness,
@@ -349,6 +354,9 @@ impl Objects for SqliteStore {
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
+        if let Err(error) = self.file.is_still_at(&self.path) {
+            return ready(Err(error)).boxed();
+        }
         if !self.fullness.is_full() && !self.failure.is_failing() {
             let closed = self.jobs.is_closed();
             return ready(if closed { Err(Error::Closed) } else { Ok(()) }).boxed();

@@ -113,6 +113,10 @@ impl Objects for Tiered {
         self.durable.readable()
     }
 
+    fn values_left(&self) -> BoxFuture<'_, Result<u64, Error>> {
+        self.durable.values_left()
+    }
+
     fn ready(&self) -> BoxFuture<'_, Result<(), Error>> {
         self.durable.ready()
     }

@@ -1,7 +1,10 @@
 //! Parts of a backup besides the objects: the data of another engine, as lines of text.
 //!
-//! The owner of a part defines its lines: JSON, one value a line, none beginning with `{"lines":`.
-//! This module counts them and adds the checksum.
+//! The owner of a part defines its lines: JSON, one value a line, none beginning with `{"lines":`
+//! or `{"failed":`. This module counts them and adds the checksum. If a part cannot be read to its
+//! end, the file ends with a line `{"failed": REASON}`, which every reader refuses.
+
+use std::convert::Infallible;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -9,7 +12,7 @@ use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use serde_json::{Value, json};
 use sha2::Digest;
 
-use super::{Chunks, LAST_OF_PART, hex, last_line};
+use super::{Chunks, FAILED, LAST_OF_PART, hex, last_line};
 
 /// One part, as it is at the moment of the backup.
 pub struct Part {
@@ -17,7 +20,7 @@ pub struct Part {
     pub name: &'static str,
     /// Facts that a reader needs before the lines.
     pub about: Value,
-    /// Pieces of whole lines. An error ends the backup, which then is cut short.
+    /// Pieces of whole lines. An error ends the backup, which then cannot be restored.
     pub lines: BoxStream<'static, Result<Bytes, String>>,
 }
 
@@ -119,25 +122,37 @@ impl Chunks {
     }
 }
 
-/// A whole backup, piece by piece: the objects, then each part.
+/// The last line of a backup that could not be completed.
+fn failure(why: &str) -> Bytes {
+    let mut line = FAILED.to_vec();
+    line.extend_from_slice(format!("{}}}\n", json!(why)).as_bytes());
+    line.into()
+}
+
+/// A whole backup, piece by piece: the objects, then each part. The error of a part is its last
+/// line: an aborted stream could not carry the reason.
 pub fn stream(
     mut chunks: Chunks,
     parts: Vec<Part>,
-) -> impl Stream<Item = Result<Bytes, String>> + Send {
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
     if let Some(head) = &mut chunks.head {
         head.parts = parts.iter().map(|part| part.name.to_owned()).collect();
     }
-    let start = (chunks, parts.into_iter(), None::<BoxStream<'static, _>>);
+    let start = (chunks, parts.into_iter(), None::<BoxStream<'static, Result<Bytes, String>>>);
     stream::try_unfold(start, |(mut chunks, mut rest, mut open)| async move {
         if let Some(piece) = chunks.next() {
             return Ok(Some((piece, (chunks, rest, open))));
         }
         let piece = match &mut open {
             Some(lines) => match lines.next().await {
-                Some(piece) => {
-                    let piece: Bytes = piece?;
+                Some(Ok(piece)) => {
                     chunks.add_lines(&piece);
                     piece
+                }
+                Some(Err(error)) => {
+                    tracing::error!(error, "backup failed; its last line has the reason");
+                    (open, rest) = (None, Vec::new().into_iter());
+                    failure(&error)
                 }
                 None => {
                     open = None;

@@ -14,8 +14,8 @@ use crate::object::{Body, Key, Resource};
 
 use super::part::{PartError, Parts};
 use super::{
-    Error, FORMAT, Head, LAST, LAST_OF_PART, OBJECT, PART, PartSummary, Place, Summary, hex,
-    last_line,
+    Error, FAILED, FORMAT, Head, LAST, LAST_OF_PART, OBJECT, PART, PartSummary, Place, Summary,
+    hex, last_line,
 };
 
 /// The longest line that is read.
@@ -107,6 +107,12 @@ struct PartLine {
     about: Value,
 }
 
+/// The last line of a backup that could not be completed.
+#[derive(Deserialize)]
+struct Failure {
+    failed: String,
+}
+
 /// The part of the first line that every format has.
 #[derive(Deserialize)]
 struct Label {
@@ -175,6 +181,11 @@ impl<R: BufRead> Reader<R> {
                 self.next_item()
             }
             Stage::Objects => self.object().map(|entry| Some(Item::Object(entry))),
+            Stage::Within if self.line.starts_with(FAILED) => {
+                let failure: Failure = serde_json::from_slice(&self.line)
+                    .map_err(|_| self.damaged("an unreadable reason of a failure"))?;
+                Err(Error::Incomplete(failure.failed))
+            }
             Stage::Within if self.line.starts_with(LAST_OF_PART) => {
                 let lines = self.parts.last().map_or(0, |part| part.lines);
                 self.seal(LAST_OF_PART, lines)?;

@@ -258,13 +258,15 @@ impl State {
                 .filter(|(_, collection)| !collection.objects.is_empty())
                 .map(|(resource, collection)| (resource.clone(), view(collection)))
                 .collect(),
+            damaged: Vec::new(),
         }
     }
 
     /// Everything but the objects whose stored value is damaged.
     pub(crate) fn readable(&self) -> Snapshot {
         let mut snapshot = self.snapshot();
-        for key in self.damaged.keys() {
+        for (key, problem) in &self.damaged {
+            snapshot.damaged.push(problem.to_string());
             let of = snapshot.collections.iter_mut().find(|(it, _)| it == key.resource());
             if let Some((_, collection)) = of {
                 collection.objects.remove(key.path());

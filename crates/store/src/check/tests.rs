@@ -17,6 +17,7 @@ fn snapshot(resource: &str, path: &str, object: &Value) -> Snapshot {
         revision: Revision(1),
         oldest: Revision(0),
         collections: vec![(resource, collection)],
+        damaged: Vec::new(),
     }
 }
 

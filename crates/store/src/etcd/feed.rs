@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cache::{Cache, RetentionQueue, State};
 use crate::object::{Action, Event, Key, Resource, Revision};
-use crate::seal::data_keys;
+use crate::seal::{data_keys, is_sealed};
 use mainstay_clock::Clock;
 
 use super::client::{Client, Error};
@@ -121,6 +121,13 @@ pub(super) async fn verify(client: &Client, layout: &Layout) -> Result<Vec<Strin
     })
     .await?;
     Ok(found)
+}
+
+/// How many values are encrypted.
+pub(super) async fn count_sealed(client: &Client, layout: &Layout) -> Result<u64, Error> {
+    let mut sealed = 0;
+    walk(client, layout, |_, kv| sealed += u64::from(is_sealed(&kv.value))).await?;
+    Ok(sealed)
 }
 
 fn warn_of_foreign_key(key: &[u8]) {

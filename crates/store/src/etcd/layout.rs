@@ -13,7 +13,7 @@
 use crate::cache::State;
 use crate::object::{Body, Key, Record, Resource, Revision};
 use crate::objects::Error;
-use crate::seal::{KeyState, Sealer, data_keys};
+use crate::seal::{DataKey, KeyState, Sealer, data_keys, is_data_keys};
 use crate::value::Codec;
 
 use super::proto::KeyValue;
@@ -113,7 +113,9 @@ impl Layout {
     pub(super) fn read(&self, key: &Key, value: &[u8]) -> Result<Stored, String> {
         let decoded = self.codec.decode(key, value).map_err(|error| error.to_string());
         let unreadable = || format!("{key}: the stored value is damaged: it is not an object");
-        decoded.and_then(|text| Stored::parse(&text).ok_or_else(unreadable)).map_err(|problem| {
+        let read = decoded.and_then(|text| Stored::parse(&text).ok_or_else(unreadable));
+        let read = read.and_then(|stored| self.authentic(key, value, &stored).map(|()| stored));
+        read.map_err(|problem| {
             let name = self.name(key);
             if *key.resource() == data_keys() {
                 return format!(
@@ -128,6 +130,22 @@ impl Layout {
             }
             format!("{problem}; put the right value back, or remove it with `etcdctl del {name}`")
         })
+    }
+
+    /// Fails for a value that another program wrote to an encrypted store.
+    fn authentic(&self, key: &Key, value: &[u8], stored: &Stored) -> Result<(), String> {
+        if self.sealer().is_stray(key, value) {
+            return Err(format!(
+                "{key}: the stored value is not encrypted although the store is: another program \
+                 wrote it"
+            ));
+        }
+        if self.sealer().has_keys() && is_data_keys(key.resource()) {
+            let object = serde_json::from_slice(stored.body.json()).unwrap_or_default();
+            let verified = DataKey::parse(&object).and_then(|it| self.sealer().verify(&it));
+            return verified.map_err(|error| format!("{key}: {error}"));
+        }
+        Ok(())
     }
 
     /// The version of the object in a key and value, also if the value cannot be read.
@@ -237,6 +255,30 @@ mod tests {
             let told = "`etcdctl del mainstay/objects/configmaps/default/a`";
             assert!(error.ends_with(told), "{error}");
         }
+    }
+
+    #[test]
+    fn a_value_that_only_lacks_its_data_key_is_not_to_be_removed() {
+        use crate::seal::MasterKeys;
+        let line = MasterKeys::new_line("k").unwrap();
+        let sealer = Sealer::new(Some(MasterKeys::parse(&line).unwrap()));
+        let new = sealer.new_data_key(KeyState::Complete).unwrap().unwrap();
+        let object = serde_json::from_slice(new.body().json()).unwrap();
+        sealer.learn(&object, Revision(1)).unwrap();
+        let sealed =
+            Layout::new("mainstay", Codec::sealing(sealer)).write(&key("a"), &body("x"), 0);
+        let without = Layout::new("mainstay", Codec::default());
+        let error = without.read(&key("a"), &sealed).unwrap_err();
+        assert!(error.contains("its data key is not in the store"), "{error}");
+        assert!(!error.contains("etcdctl"), "the value is as it was written: {error}");
+        // Without the key file the message names the key instead.
+        without.sealer().learn(&object, Revision(1)).unwrap_err();
+        let error = without.read(&key("a"), &sealed).unwrap_err();
+        assert!(error.contains("--store-key") && !error.contains("etcdctl"), "{error}");
+        let mut damaged = sealed;
+        *damaged.last_mut().unwrap() ^= 1;
+        let error = without.read(&key("a"), &damaged).unwrap_err();
+        assert!(!error.contains("etcdctl"), "nothing is known about it without its key: {error}");
     }
 
     #[test]

@@ -73,14 +73,17 @@ pub(super) struct Roster {
     layout: Layout,
     cache: Arc<Cache>,
     stop: CancellationToken,
-    /// Whether this server rewrites values that are not encrypted as new ones are.
-    rewrites: bool,
+    rewrites: Rewrites,
+    /// The machine and process of this server, for messages of other servers.
+    host: String,
     start: Instant,
     /// Until when reads are answered from the cache: microseconds since `start`.
     until: AtomicU64,
     /// Notified by reads: the promise is worth renewing.
     wanted: Notify,
     renewing: AtomicBool,
+    /// Why the record could not be renewed the last time.
+    failure: Mutex<Option<String>>,
     /// The revision at which our record was made, once we are admitted.
     admitted: watch::Sender<Option<Revision>>,
     /// Others' records, and since when they have not been renewed.
@@ -100,7 +103,7 @@ impl Roster {
     pub(super) fn new(
         (client, layout, cache): (Arc<Client>, Layout, Arc<Cache>),
         stop: CancellationToken,
-        rewrites: bool,
+        rewrites: Rewrites,
     ) -> Arc<Self> {
         let name = uuid::Uuid::new_v4().to_string();
         Arc::new(Self {
@@ -110,10 +113,12 @@ impl Roster {
             cache,
             stop,
             rewrites,
+            host: host(),
             start: Instant::now(),
             until: AtomicU64::new(0),
             wanted: Notify::new(),
             renewing: AtomicBool::new(false),
+            failure: Mutex::default(),
             admitted: watch::Sender::new(None),
             seen: Mutex::default(),
         })
@@ -152,6 +157,19 @@ impl Roster {
             Ok(Err(_)) => Err(Error::Closed),
             Err(_) => {
                 let reason = "registering this server in etcd did not succeed in time".to_owned();
+                Err(Error::Unavailable { reason })
+            }
+        }
+    }
+
+    /// Fails if etcd did not take the last renewal of our record, the one write that every server
+    /// makes all the time: an etcd without space answers reads. Tries again soon.
+    pub(super) fn renewed(&self) -> Result<(), Error> {
+        match &*self.failure.lock() {
+            None => Ok(()),
+            Some(reason) => {
+                self.renew();
+                let reason = format!("etcd did not take the last write of this server: {reason}");
                 Err(Error::Unavailable { reason })
             }
         }
@@ -273,13 +291,17 @@ impl Roster {
             let put = PutRequest { key: self.layout.encode(&self.key), value: self.record() };
             match self.transact(made, Request::Put(put)).await {
                 Ok(Renewal::Done(at)) => {
+                    *self.failure.lock() = None;
                     if tokio::time::timeout(LAG, self.cache.reached(at)).await.is_ok() {
                         let until = micros(sent.duration_since(self.start) + PROMISE);
                         self.until.store(until, Ordering::Release);
                     }
                 }
                 Ok(Renewal::RecordGone) => return,
-                Err(_) => tokio::time::sleep(PAUSE).await,
+                Err(error) => {
+                    *self.failure.lock() = Some(error.to_string());
+                    tokio::time::sleep(PAUSE).await;
+                }
             }
             self.renewing.store(false, Ordering::Relaxed);
             self.remove_dead_records().await;
@@ -326,10 +348,8 @@ impl Roster {
             others.into_iter().filter(overdue).collect()
         };
         for (key, at) in dead {
-            tracing::info!(
-                server = key.name(),
-                "a server stopped renewing its record; removing the record"
-            );
+            let server = state.get(&key).map_or_else(String::new, |record| shown(record));
+            tracing::info!(server, "a server stopped renewing its record; removing the record");
             let key = self.layout.encode(&key);
             let deletion = DeleteRangeRequest { key: key.clone(), range_end: Vec::new() };
             let request = TxnRequest {
@@ -371,7 +391,9 @@ impl Roster {
     fn record(&self) -> Vec<u8> {
         let mut object = Map::new();
         object.insert("seen".to_owned(), Value::from(number(self.cache.revision())));
-        object.insert(REWRITES.to_owned(), Value::from(self.rewrites));
+        object.insert(REWRITES.to_owned(), Value::from(self.rewrites != Rewrites::Nothing));
+        object.insert(DECRYPTS.to_owned(), Value::from(self.rewrites == Rewrites::Decrypts));
+        object.insert(HOST.to_owned(), Value::from(self.host.as_str()));
         object.insert(DATA_KEYS.to_owned(), Value::from(self.layout.sealer().usable()));
         self.layout.write(&self.key, &Body::new(&object), 0)
     }
@@ -385,9 +407,46 @@ const DATA_KEYS: &str = "dataKeys";
 /// The field of a record that says whether its server rewrites values.
 const REWRITES: &str = "rewrites";
 
-/// Whether the server of a record rewrites values: it serves, and has a key file.
-pub(super) fn rewrites(record: &Record) -> bool {
-    record.object().get(REWRITES).and_then(Value::as_bool).unwrap_or(false)
+/// The field of a record that says whether its server decrypts values.
+const DECRYPTS: &str = "decrypts";
+
+/// The field of a record with the machine and process of its server.
+const HOST: &str = "host";
+
+/// How a server rewrites the values that are not encrypted as new ones are, by its settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rewrites {
+    /// It has no key file, or only looks at the store.
+    Nothing,
+    /// It encrypts values.
+    Encrypts,
+    /// It decrypts values.
+    Decrypts,
+}
+
+/// How the server of a record rewrites values. Servers of older versions count as encrypting.
+pub(super) fn rewrites(record: &Record) -> Rewrites {
+    let object = record.object();
+    let field = |name: &str| object.get(name).and_then(Value::as_bool).unwrap_or(false);
+    match (field(REWRITES), field(DECRYPTS)) {
+        (false, _) => Rewrites::Nothing,
+        (true, false) => Rewrites::Encrypts,
+        (true, true) => Rewrites::Decrypts,
+    }
+}
+
+/// The server of a record in messages: its machine and process or, for a server of an older version,
+/// the name of the record.
+pub(super) fn shown(record: &Record) -> String {
+    let object = record.object();
+    let host = object.get(HOST).and_then(Value::as_str);
+    host.unwrap_or_else(|| record.key().name()).to_owned()
+}
+
+/// The machine and process of this server.
+fn host() -> String {
+    let machine = rustix::system::uname();
+    format!("{} (process {})", machine.nodename().to_string_lossy(), std::process::id())
 }
 
 /// Whether the server of a record can open a data key.

@@ -12,12 +12,18 @@
 //! * Keys are created, activated, completed and retired on the condition that no data key changed
 //!   meanwhile. Retired keys stay, so that each value can be opened, whenever it was written.
 //! * Values are rewritten a few at a time, each on the condition that it has not changed, by the
-//!   server with the smallest name among those with a key file. A rewritten value keeps the version
-//!   of its object ([`layout`](super::layout)). Values that show up in the clear or under an older
-//!   key later, because their writer's feed was behind, are rewritten by another pass.
+//!   server with the smallest name among those whose settings ask for it: with a key file to
+//!   encrypt, with `--store-decrypt` to decrypt. A rewritten value keeps the version
+//!   of its object ([`layout`](super::layout)). Values that show up under an older key later,
+//!   because their writer's feed was behind, are rewritten by another pass.
+//! * A server with a key file writes in the clear only on the condition that no data key has changed
+//!   since it looked, so no value in the clear follows the activation of a data key. Once a pass has
+//!   found none and the key is complete, a value in the clear was written by another program: it is
+//!   reported as damaged and not served.
 //!
 //! All of it can be interrupted at any point: the next pass, of any server, finds what is left.
 
+mod conditions;
 mod decide;
 
 use std::sync::Arc;
@@ -35,14 +41,16 @@ use crate::seal::{DataKey, KeyError, KeyState, data_keys, not_encrypted, under_w
 use super::client::{self, Client};
 use super::layout::{Layout, Stored};
 use super::proto::{
-    Compare, CompareResult, CompareTarget, KeyValue, PutRequest, RangeRequest, RangeResponse,
-    Request, RequestOp, TxnRequest, TxnResponse,
+    Compare, KeyValue, PutRequest, RangeRequest, RangeResponse, Request, RequestOp, TxnRequest,
+    TxnResponse,
 };
 use super::roster::{self, Roster};
 use super::unchanged;
 use super::version::{end, number, version};
 
-use decide::{Step, groups, next_step, opening_changes};
+pub(super) use conditions::condition_in_the_clear;
+use conditions::{no_key_changed, no_server_since};
+use decide::{Outcome, Step, groups, next_step, opening_changes, turned_off_by};
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const TXN: &str = "/etcdserverpb.KV/Txn";
@@ -114,8 +122,11 @@ pub(super) async fn learn_all(client: &Client, layout: &Layout) -> Result<(), cl
 /// Takes over a data key that was read from etcd.
 pub(super) fn learn(layout: &Layout, key: &Key, kv: &KeyValue, stored: &Stored) {
     let object = stored.record(kv, key.clone()).object();
+    let before = layout.sealer().error_of(key.name());
     let learnt = layout.sealer().learn(&object, version(kv.create_revision, 0));
-    if let Err(error) = learnt {
+    if let Err(error) = learnt
+        && before.as_ref() != Some(&error)
+    {
         tracing::warn!(id = key.name(), %error, "data key in etcd cannot be opened by this server");
     }
 }
@@ -196,8 +207,13 @@ impl Sealing {
             return;
         }
         let working = async {
+            let mut reported = None;
             while let Err(error) = self.prepare().await {
-                tracing::warn!(%error, "storing data keys in etcd failed; retrying");
+                let error = error.to_string();
+                if reported.as_ref() != Some(&error) {
+                    tracing::warn!(error, "storing data keys in etcd failed; retrying");
+                    reported = Some(error);
+                }
                 tokio::time::sleep(PAUSE).await;
             }
             self.keep_encrypted().await;
@@ -215,6 +231,23 @@ impl Sealing {
             let made = self.roster.admission().await?;
             let state = self.cache.load();
             let keys = stored_keys(&state).map_err(key_error)?;
+            let servers: Vec<&Arc<Record>> = state.members(&roster::records()).collect();
+            let by = turned_off_by(&keys, &servers, self.decrypt);
+            if !by.is_empty() {
+                tracing::warn!(
+                    servers = ?by,
+                    "encryption stays off, because these servers run with --store-decrypt: stop \
+                     them, then restart this server to turn encryption on"
+                );
+                self.progress.send_replace(Progress::Waiting);
+                return Ok(());
+            }
+            if !self.decrypt && !keys.is_empty() && all_retired(&keys) {
+                tracing::warn!(
+                    "encryption of this etcd was turned off; this server turns it on again, \
+                     because it was started with --store-key without --store-decrypt"
+                );
+            }
             let changes = opening_changes(&keys, self.layout.sealer(), self.decrypt);
             let mut changes = changes.map_err(key_error)?;
             changes.truncate(KEYS_TOGETHER);
@@ -235,8 +268,17 @@ impl Sealing {
     async fn keep_encrypted(&self) {
         let mut usable = Vec::new();
         let (mut last, mut reported) = (Vec::new(), Vec::new());
+        let (mut sealed, mut failed) = (false, None);
         loop {
-            if self.decrypt || self.layout.sealer().seals() {
+            let seals = self.layout.sealer().seals();
+            if sealed && !seals && !self.decrypt {
+                tracing::warn!(
+                    "another server turned the encryption of this etcd off (--store-decrypt); new \
+                     values are written in the clear"
+                );
+            }
+            sealed = seals;
+            if self.decrypt || seals {
                 self.progress.send_replace(Progress::Settled);
             }
             let now_usable = self.layout.sealer().usable();
@@ -245,14 +287,22 @@ impl Sealing {
                 self.roster.renew();
             }
             let (mut pause, mut waiting) = (None, Vec::new());
-            match self.step().await {
+            let step = self.step().await;
+            if step.is_ok() {
+                failed = None;
+            }
+            match step {
                 Ok(Step::Idle) => {}
                 Ok(Step::Activate(_)) => continue,
                 Ok(Step::Wait(servers)) => (pause, waiting) = (Some(PAUSE), servers),
                 Ok(Step::Leave | Step::Rewrite) => pause = Some(PAUSE),
                 Ok(Step::Refused) => pause = Some(LONG_PAUSE),
                 Err(error) => {
-                    tracing::warn!(%error, "encrypting values in etcd failed; retrying");
+                    let error = error.to_string();
+                    if failed.as_ref() != Some(&error) {
+                        tracing::warn!(error, "encrypting values in etcd failed; retrying");
+                    }
+                    failed = Some(error);
                     pause = Some(PAUSE);
                 }
             }
@@ -295,8 +345,9 @@ impl Sealing {
         let step = next_step(&keys, &servers, self.roster.name(), stale);
         match &step {
             Step::Activate(key) => {
-                let key = key.clone().in_state(KeyState::Active);
-                let no_newcomer = self.no_server_since(&state);
+                let key = self.layout.sealer().in_state(key, KeyState::Active);
+                let key = key.map_err(key_error)?;
+                let no_newcomer = no_server_since(&self.layout, &state);
                 let changes = std::slice::from_ref(&key);
                 if self.put(&state, made, changes, Some(no_newcomer)).await? {
                     tracing::info!(
@@ -336,7 +387,7 @@ impl Sealing {
         if self.signals.stale.load(Ordering::Acquire) {
             return Ok(Step::Rewrite);
         }
-        let changes = decide::completed(keys);
+        let changes = decide::completed(keys, self.layout.sealer()).map_err(key_error)?;
         if !changes.is_empty() && !self.put(state, made, &changes, None).await? {
             return Ok(Step::Rewrite);
         }
@@ -356,9 +407,10 @@ impl Sealing {
             };
             let page: RangeResponse =
                 self.client.read_patiently(RANGE, request).await.map_err(unavailable)?;
+            let clear = condition_in_the_clear(&self.layout, &self.cache.load());
             let stale: Vec<Rewrite> = page.kvs.iter().filter_map(|kv| self.stale(kv)).collect();
             for group in groups(stale, |rewrite| rewrite.value.len()) {
-                self.rewrite(group, &mut pass).await?;
+                self.rewrite(group, clear.as_ref(), &mut pass).await?;
             }
             match page.kvs.last() {
                 Some(last) if page.more => {
@@ -382,8 +434,13 @@ impl Sealing {
     }
 
     /// Rewrites some values together or, if one of them has changed or is too large, one by one.
-    async fn rewrite(&self, group: Vec<Rewrite>, pass: &mut Pass) -> Result<(), Error> {
-        match self.try_rewrite(&group).await {
+    async fn rewrite(
+        &self,
+        group: Vec<Rewrite>,
+        clear: Option<&Compare>,
+        pass: &mut Pass,
+    ) -> Result<(), Error> {
+        match self.try_rewrite(&group, clear).await {
             Ok(true) => {
                 pass.rewritten += u64::try_from(group.len()).unwrap_or_default();
                 return Ok(());
@@ -392,7 +449,7 @@ impl Sealing {
             Err(error) => return Err(unavailable(error)),
         }
         for one in &group {
-            match self.try_rewrite(std::slice::from_ref(one)).await {
+            match self.try_rewrite(std::slice::from_ref(one), clear).await {
                 Ok(true) => pass.rewritten += 1,
                 Ok(false) => pass.contended += 1,
                 Err(client::Error::TooLarge) => {
@@ -406,13 +463,21 @@ impl Sealing {
         Ok(())
     }
 
-    async fn try_rewrite(&self, group: &[Rewrite]) -> Result<bool, client::Error> {
+    async fn try_rewrite(
+        &self,
+        group: &[Rewrite],
+        clear: Option<&Compare>,
+    ) -> Result<bool, client::Error> {
         let put = |one: &Rewrite| {
             let (key, value) = (one.key.clone(), one.value.clone());
             RequestOp { request: Some(Request::Put(PutRequest { key, value })) }
         };
         let request = TxnRequest {
-            compare: group.iter().map(|one| unchanged(one.key.clone(), one.since)).collect(),
+            compare: group
+                .iter()
+                .map(|one| unchanged(one.key.clone(), one.since))
+                .chain(clear.cloned())
+                .collect(),
             success: group.iter().map(put).collect(),
             failure: Vec::new(),
         };
@@ -428,16 +493,7 @@ impl Sealing {
         keys: &[DataKey],
         also: Option<Compare>,
     ) -> Result<bool, Error> {
-        let since = number(state.revision);
-        let (key, range_end) = self.layout.range(&data_keys());
-        let no_key_changed = Compare {
-            result: CompareResult::Less.into(),
-            target: CompareTarget::Mod.into(),
-            key,
-            create_revision: None,
-            mod_revision: Some(since + 1),
-            range_end,
-        };
+        let no_key_changed = no_key_changed(&self.layout, state);
         let (admitted, _) = self.roster.condition(admitted);
         let put = |(place, key): (u8, &DataKey)| {
             let at = key.key();
@@ -457,19 +513,6 @@ impl Sealing {
             tokio::time::timeout(LAG, self.cache.reached(end(at))).await.map_err(late)?;
         }
         Ok(answer.succeeded)
-    }
-
-    /// The condition that no server has registered since `state`.
-    fn no_server_since(&self, state: &State) -> Compare {
-        let (key, range_end) = self.layout.range(&roster::records());
-        Compare {
-            result: CompareResult::Less.into(),
-            target: CompareTarget::Create.into(),
-            key,
-            create_revision: Some(number(state.revision) + 1),
-            mod_revision: None,
-            range_end,
-        }
     }
 
     /// Stores a new data key, which is used once every server can open it; returns its id.
@@ -493,27 +536,35 @@ impl Sealing {
     }
 }
 
-/// Logs a pass that rewrote values: a warning if it decrypted them, or if a store that was encrypted
-/// as a whole held values that were not.
+/// Logs a pass that rewrote values.
 fn report_rewritten(values: u64, encrypted: bool, keys: &[DataKey]) {
-    let was_complete = keys.iter().any(|key| key.state == KeyState::Complete)
-        && !keys.iter().any(|key| key.state == KeyState::Active);
-    match (encrypted, was_complete) {
-        (false, _) => tracing::warn!(values, "values in etcd were decrypted and are in the clear"),
-        (true, true) => tracing::warn!(
+    match decide::outcome(encrypted, keys) {
+        Outcome::Decrypted => {
+            tracing::warn!(values, "values in etcd were decrypted and are in the clear");
+        }
+        Outcome::Repaired => tracing::warn!(
             values,
             "an encrypted etcd held values in the clear or under an older data key; they are \
              encrypted now: check who writes to etcd"
         ),
-        (true, false) => tracing::info!(values, "values in etcd encrypted with the data key"),
+        Outcome::Encrypted => tracing::info!(values, "values in etcd encrypted with the data key"),
     }
 }
 
 /// The data keys of a state, the oldest first.
 fn stored_keys(state: &State) -> Result<Vec<DataKey>, KeyError> {
-    let mut records: Vec<&Arc<Record>> = state.members(&data_keys()).collect();
-    records.sort_by_key(|record| (number(record.created()), record.key().name().to_owned()));
-    records.into_iter().map(|record| DataKey::parse(&record.object())).collect()
+    let read = |record: &Arc<Record>| {
+        DataKey::parse(&record.object()).map(|key| (number(record.created()), key))
+    };
+    let keys: Result<Vec<(i64, DataKey)>, KeyError> =
+        state.members(&data_keys()).map(read).collect();
+    let mut keys = keys?;
+    keys.sort_by_key(|(created, key)| (key.number(), *created, key.id()));
+    Ok(keys.into_iter().map(|(_, key)| key).collect())
+}
+
+fn all_retired(keys: &[DataKey]) -> bool {
+    keys.iter().all(|key| key.state == KeyState::Retired)
 }
 
 fn key_error(error: KeyError) -> Error {

@@ -29,7 +29,7 @@ use super::proto::{
 };
 use super::roster::{self, Roster};
 use super::version::{end, number, version};
-use super::{look, unchanged};
+use super::{look, sealing, unchanged};
 
 /// How many transactions may be on their way at once.
 const LANES: usize = 4;
@@ -185,6 +185,7 @@ impl Writer {
         // To etcd revision 0 means "no such key", which only a creation may mean; nothing was ever
         // changed at revision 1.
         let state = self.cache.load();
+        let in_the_clear = sealing::condition_in_the_clear(&self.layout, &state);
         let known = |key: &Key, expected| written_at(&state, key, expected).max(1);
         let (mut compare, mut success, mut failure) = (Vec::new(), Vec::new(), Vec::new());
         for (place, write) in (0..=u8::MAX).zip(writes) {
@@ -210,6 +211,7 @@ impl Writer {
                 failure.push(look(key));
             }
         }
+        compare.extend(in_the_clear);
         let (condition, look) = self.roster.condition(admitted);
         compare.push(condition);
         failure.push(look);

@@ -9,12 +9,13 @@
 //! * *Retired*: no new value is sealed with it. On etcd it stays in the store for good, about 200
 //!   bytes, so that a value that was sealed with it at the last moment can always be opened.
 //!
-//! Keys written by older versions have no state; their stores were encrypted before they were
-//! served, so they count as complete.
+//! The state of a key and its number, which orders keys, are authenticated with the master key: the
+//! key is *bound* to them. Keys written by older versions are not bound. Some have no state; their
+//! stores were encrypted before they were served, so they count as complete.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::check::INTERNAL;
 use crate::object::{Body, Key, Resource};
@@ -47,11 +48,16 @@ impl KeyState {
         (Self::Retired, "Retired"),
     ];
 
+    /// Every state.
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().map(|(state, _)| state)
+    }
+
     fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|(_, name)| *name == text).map(|(state, _)| state)
     }
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         Self::ALL.into_iter().find(|(state, _)| *state == self).map_or("", |(_, name)| name)
     }
 
@@ -70,12 +76,24 @@ pub struct DataKey {
     pub(super) wrapped: Vec<u8>,
     /// How far it has come.
     pub state: KeyState,
+    /// Its place in the order of keys: higher than that of every key before it.
+    pub(super) number: u64,
+    /// Whether the state and the number are authenticated.
+    pub(super) bound: bool,
 }
+
+/// The format of records whose state and number are authenticated.
+const BOUND: u64 = 2;
 
 /// The collection of data keys.
 #[must_use]
 pub fn data_keys() -> Resource {
     Resource::new(INTERNAL, "datakeys")
+}
+
+/// Whether this is the collection of data keys.
+pub(crate) fn is_data_keys(resource: &Resource) -> bool {
+    resource.as_str().strip_suffix(INTERNAL) == Some("datakeys.")
 }
 
 impl DataKey {
@@ -93,7 +111,15 @@ impl DataKey {
                 Some(state) => KeyState::parse(state)?,
                 None => KeyState::Complete,
             };
-            Some(Self { id, master: text("masterKey")?.to_owned(), wrapped, state })
+            let number = |name: &str| object.get(name).and_then(Value::as_u64);
+            let bound = match number("format") {
+                None => false,
+                Some(BOUND) => true,
+                Some(_) => return None,
+            };
+            let master = text("masterKey")?.to_owned();
+            let number = number("number").unwrap_or_default();
+            Some(Self { id, master, wrapped, state, number, bound })
         };
         let damaged = || KeyError::Damaged { id: text("id").unwrap_or_default().to_owned() };
         parsed().ok_or_else(damaged)
@@ -111,11 +137,17 @@ impl DataKey {
         &self.master
     }
 
-    /// The same key in another state.
+    /// Whether its state and its number are authenticated. Those of older versions are not.
     #[must_use]
-    pub fn in_state(mut self, state: KeyState) -> Self {
-        self.state = state;
-        self
+    pub fn is_bound(&self) -> bool {
+        self.bound
+    }
+
+    /// Its place in the order of keys: higher than that of every key before it, or 0 for keys of
+    /// older versions, which are ordered by their creation.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Where the store keeps it.
@@ -127,13 +159,17 @@ impl DataKey {
     /// The object that the store keeps.
     #[must_use]
     pub fn body(&self) -> Body {
-        let object = json!({
-            "algorithm": "AES-256-GCM-SIV",
-            "id": self.id(),
-            "masterKey": self.master,
-            "state": self.state.name(),
-            "wrapped": STANDARD.encode(&self.wrapped),
-        });
-        Body::new(object.as_object().unwrap_or(&Map::new()))
+        let mut object = Map::new();
+        let mut put = |name: &str, value: Value| drop(object.insert(name.to_owned(), value));
+        put("algorithm", "AES-256-GCM-SIV".into());
+        put("id", self.id().into());
+        put("masterKey", self.master.as_str().into());
+        put("state", self.state.name().into());
+        put("wrapped", STANDARD.encode(&self.wrapped).into());
+        if self.bound {
+            put("format", BOUND.into());
+            put("number", self.number.into());
+        }
+        Body::new(&object)
     }
 }

@@ -7,7 +7,7 @@ use aws_lc_rs::rand::fill;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-use super::data_key::{DataKey, Id, KeyState};
+use super::data_key::{DataKey, KeyState};
 
 pub(super) const KEY_LEN: usize = 32;
 
@@ -54,6 +54,14 @@ pub enum KeyError {
     /// A data key cannot be read at all.
     #[error("the data key {id} in the store is damaged")]
     Damaged {
+        /// Its id.
+        id: String,
+    },
+    /// The record of a data key is not as a server wrote it.
+    #[error(
+        "the record of data key {id} was changed by another program: its state is not authentic"
+    )]
+    Forged {
         /// Its id.
         id: String,
     },
@@ -135,28 +143,40 @@ impl MasterKeys {
         &self.0[0].name
     }
 
-    /// A new data key in this state, wrapped by the first master key.
-    pub(super) fn new_data_key(&self, state: KeyState) -> Result<DataKey, KeyError> {
-        self.wrap(random()?, random::<KEY_LEN>()?.to_vec(), state)
+    /// A new data key in this state, with this number, wrapped by the first master key.
+    pub(super) fn new_data_key(&self, state: KeyState, number: u64) -> Result<DataKey, KeyError> {
+        let (id, bytes) = (random()?, random::<KEY_LEN>()?.to_vec());
+        let (master, wrapped, bound) = (self.first_name().to_owned(), Vec::new(), true);
+        self.wrap(DataKey { id, master, wrapped, state, number, bound }, bytes)
     }
 
-    /// The same data key wrapped by the first master key; `None` if it is so already.
-    pub(super) fn rewrap(&self, key: &DataKey) -> Result<Option<DataKey>, KeyError> {
-        if key.master == self.first_name() {
-            return Ok(None);
-        }
-        self.wrap(key.id, self.unwrap(key)?, key.state).map(Some)
+    /// The same data key in this state, wrapped by the first master key and bound to the state.
+    pub(super) fn in_state(&self, key: &DataKey, state: KeyState) -> Result<DataKey, KeyError> {
+        let (bytes, master) = (self.unwrap(key)?, self.first_name().to_owned());
+        self.wrap(DataKey { master, state, bound: true, ..key.clone() }, bytes)
     }
 
-    fn wrap(&self, id: Id, mut key: Vec<u8>, state: KeyState) -> Result<DataKey, KeyError> {
-        let (first, nonce) = (&self.0[0], random::<NONCE_LEN>()?);
-        let context = Aad::from(wrap_context(&id, &first.name));
-        first
+    /// Wraps the bytes of a data key, whose other fields are given, with the first master key.
+    pub(super) fn wrap(&self, key: DataKey, mut bytes: Vec<u8>) -> Result<DataKey, KeyError> {
+        let nonce = random::<NONCE_LEN>()?;
+        let context = Aad::from(wrap_context(&key));
+        self.0[0]
             .key
-            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), context, &mut key)
+            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), context, &mut bytes)
             .map_err(|_| KeyError::Random)?;
-        let wrapped = [&nonce[..], &key].concat();
-        Ok(DataKey { id, master: first.name.clone(), wrapped, state })
+        Ok(DataKey { wrapped: [&nonce[..], &bytes].concat(), ..key })
+    }
+
+    /// Whether a data key was wrapped by one of these keys, but bound to another state than the one
+    /// in its record.
+    pub(super) fn is_forged(&self, key: &DataKey) -> bool {
+        let opens = |state| self.unwrap(&DataKey { state, ..key.clone() }).is_ok();
+        key.bound && !opens(key.state) && KeyState::all().any(opens)
+    }
+
+    /// Whether the file has a key of this name.
+    pub(super) fn has(&self, master: &str) -> bool {
+        self.0.iter().any(|key| key.name == master)
     }
 
     /// The bytes of a data key.
@@ -171,7 +191,7 @@ impl MasterKeys {
         let (nonce, sealed) = key.wrapped.split_at_checked(NONCE_LEN).ok_or_else(damaged)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| damaged())?;
         let mut bytes = sealed.to_vec();
-        let context = Aad::from(wrap_context(&key.id, &key.master));
+        let context = Aad::from(wrap_context(key));
         let opened = wrapping.key.open_in_place(nonce, context, &mut bytes);
         let length = opened
             .map_err(|_| locked("and the key of that name in the key file is another one"))?
@@ -181,9 +201,15 @@ impl MasterKeys {
     }
 }
 
-/// A wrapped data key is bound to its id and to the name of its master key.
-fn wrap_context(id: &Id, master: &str) -> Vec<u8> {
-    [b"datakey\0", &id[..], master.as_bytes()].concat()
+/// A wrapped data key is bound to its id and to the name of its master key, and unless an older
+/// version wrote it, to its state and its number.
+fn wrap_context(key: &DataKey) -> Vec<u8> {
+    let (id, master) = (&key.id[..], key.master.as_bytes());
+    if !key.bound {
+        return [b"datakey\0", id, master].concat();
+    }
+    let (number, state) = (key.number.to_be_bytes(), key.state.name().as_bytes());
+    [b"datakey2\0", id, &number[..], state, b"\0", master].concat()
 }
 
 pub(super) fn cipher(key: &[u8]) -> Option<LessSafeKey> {

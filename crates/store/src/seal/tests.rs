@@ -75,11 +75,13 @@ fn the_newest_active_data_key_seals() {
     sealer.learn(&object(&second), Revision(2)).unwrap();
     assert!(sealer.is_current(&key("x"), &sealed), "a pending key is not used yet");
     assert_eq!(sealer.usable().len(), 2);
-    sealer.learn(&object(&second.clone().in_state(KeyState::Active)), Revision(2)).unwrap();
+    let active = sealer.in_state(&second, KeyState::Active).unwrap();
+    sealer.learn(&object(&active), Revision(2)).unwrap();
     assert!(!sealer.is_current(&key("x"), &sealed));
     assert!(sealer.is_superseded(&first.id()) && !sealer.is_superseded(&second.id()));
     assert_eq!(sealer.open(&key("x"), &sealed).unwrap(), b"{}");
-    sealer.learn(&object(&first.in_state(KeyState::Retired)), Revision(1)).unwrap();
+    let retired = sealer.in_state(&first, KeyState::Retired).unwrap();
+    sealer.learn(&object(&retired), Revision(1)).unwrap();
     assert_eq!(sealer.open(&key("x"), &sealed).unwrap(), b"{}", "retired keys still open");
     sealer.stop();
     assert!(sealer.seal(&key("x"), b"{}").is_none() && sealer.is_current(&key("x"), b"{}"));
@@ -90,15 +92,70 @@ fn a_data_key_can_be_wrapped_by_another_master_key() {
     let (old, first) = sealer(&[("a", 1)]);
     let sealed = old.seal(&key("x"), b"{}").unwrap();
     let both = Sealer::new(Some(masters(&[("b", 2), ("a", 1)])));
-    let wrapped = both.rewrap(&first).unwrap().unwrap();
+    let wrapped = both.in_state(&first, first.state).unwrap();
     assert_eq!((wrapped.id(), wrapped.master(), wrapped.state), (first.id(), "b", first.state));
-    assert_eq!(both.rewrap(&wrapped).unwrap(), None);
     let new = Sealer::new(Some(masters(&[("b", 2)])));
-    assert!(new.rewrap(&first).is_err(), "the old master key is needed once");
+    assert!(new.in_state(&first, first.state).is_err(), "the old master key is needed once");
     assert!(new.is_unknown(&sealed) && !new.is_unknown(b"{}"));
     new.learn(&object(&wrapped), Revision(1)).unwrap();
     assert_eq!(new.open(&key("x"), &sealed).unwrap(), b"{}");
     assert!(old.learn(&object(&wrapped), Revision(1)).is_ok(), "an opened key stays open");
+}
+
+impl Sealer {
+    /// A data key as an older version wrote it.
+    pub(crate) fn unbound_data_key(&self, state: KeyState) -> DataKey {
+        let masters = self.0.masters.as_ref().unwrap();
+        let new = masters.new_data_key(state, 0).unwrap();
+        let bytes = masters.unwrap(&new).unwrap();
+        masters.wrap(DataKey { bound: false, ..new }, bytes).unwrap()
+    }
+}
+
+#[test]
+fn the_state_and_the_number_of_a_data_key_are_authenticated() {
+    let (sealer, first) = sealer(&[("a", 1)]);
+    let fresh = || Sealer::new(Some(masters(&[("a", 1)])));
+    for (field, forged) in [
+        ("state", Value::from("Retired")),
+        ("state", Value::from("Complete")),
+        ("number", Value::from(7)),
+        ("format", Value::Null),
+    ] {
+        let mut record = object(&first);
+        record.insert(field.to_owned(), forged.clone());
+        if forged.is_null() {
+            record.remove(field);
+        }
+        let key = DataKey::parse(&record).unwrap();
+        let refused = sealer.verify(&key).unwrap_err().to_string();
+        assert!(refused.contains("changed by another program"), "{field}: {refused}");
+        assert!(field != "state" || fresh().verify(&key).is_err(), "{forged}");
+        assert!(fresh().learn(&record, Revision(1)).is_err(), "{field} = {forged}");
+        sealer.learn(&record, Revision(9)).unwrap();
+        assert!(sealer.seals(), "{field} = {forged}: the verified state stays");
+    }
+    // The record of a key file that this server does not have yet cannot be verified.
+    let other = Sealer::new(Some(masters(&[("b", 2), ("a", 1)])));
+    let elsewhere = other.in_state(&first, KeyState::Retired).unwrap();
+    sealer.verify(&elsewhere).unwrap();
+    sealer.learn(&object(&elsewhere), Revision(1)).unwrap();
+    assert!(sealer.seals(), "a state that cannot be verified is not taken over");
+}
+
+#[test]
+fn data_keys_of_older_versions_open_and_are_bound_once() {
+    let sealer = Sealer::new(Some(masters(&[("a", 1)])));
+    let old = sealer.unbound_data_key(KeyState::Complete);
+    sealer.verify(&old).unwrap();
+    sealer.learn(&object(&old), Revision(1)).unwrap();
+    assert!(sealer.seals() && !sealer.is_stray(&key("x"), b"{}"), "it is not known to be complete");
+    let bound = sealer.in_state(&old, KeyState::Complete).unwrap();
+    sealer.learn(&object(&bound), Revision(1)).unwrap();
+    assert!(sealer.is_stray(&key("x"), b"{}"));
+    assert!(sealer.verify(&old).is_err(), "a bound key is not replaced by its older record");
+    let later = new_key(&sealer, KeyState::Active);
+    assert!(later.number() > bound.number(), "newer keys have higher numbers");
 }
 
 #[test]

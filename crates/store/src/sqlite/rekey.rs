@@ -25,7 +25,8 @@ use super::load::revision;
 /// How many values are rewritten in one transaction.
 const TOGETHER: usize = 512;
 
-/// Learns every data key in the database. Changes nothing.
+/// Learns every data key in the database. Changes nothing. A damaged data key is no error here: it
+/// and the values under it are reported when they are loaded, and all other values can be read.
 pub(super) fn learn(connection: &Connection, path: &Path, codec: &Codec) -> Result<(), OpenError> {
     let sqlite = |source| OpenError::sqlite(path, source);
     let mut keys = connection
@@ -41,9 +42,12 @@ pub(super) fn learn(connection: &Connection, path: &Path, codec: &Codec) -> Resu
         let created = revision(row, 2).map_err(sqlite)?;
         let learnt = match object {
             Some(object) => codec.sealer().learn(&object, created),
-            None => Err(KeyError::Damaged { id: name }),
+            None => Err(KeyError::Damaged { id: name.clone() }),
         };
-        learnt.map_err(|source| OpenError::Key { path: path.into(), source })?;
+        match learnt {
+            Err(KeyError::Damaged { .. }) => codec.sealer().note_damaged(&name),
+            learnt => learnt.map_err(|source| OpenError::Key { path: path.into(), source })?,
+        }
     }
     Ok(())
 }
@@ -171,7 +175,8 @@ impl DataKeyChange {
             let state = self.cache.load();
             state.members(&data_keys()).map(|key| (key.key().clone(), key.revision())).collect()
         };
-        let (own, complete) = (new.key(), new.in_state(KeyState::Complete));
+        let complete = self.codec.sealer().in_state(&new, KeyState::Complete);
+        let (own, complete) = (new.key(), complete.map_err(key_error)?);
         for (key, at) in keys {
             let change = match key == own {
                 true => Change::Update(at, complete.body()),

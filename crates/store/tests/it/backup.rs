@@ -339,6 +339,26 @@ impl Parts for Failing {
 }
 
 #[test]
+fn a_backup_whose_part_could_not_be_read_ends_with_the_reason() {
+    let time = "2026-01-01T00:00:00Z".parse().unwrap();
+    let text = block_on(async {
+        let chunks = Chunks::new(memory().snapshot().await.unwrap(), time);
+        let lines = [Ok(b"[1]\n"[..].into()), Err("page 7 is \"damaged\"".to_owned())];
+        let lines = stream::iter(lines).boxed();
+        let parts = ["catalog", "other"].into_iter().zip([lines, stream::empty().boxed()]);
+        let parts = parts.map(|(name, lines)| Part { name, about: json!({}), lines }).collect();
+        let pieces: Vec<_> = backup::stream(chunks, parts).try_collect().await.unwrap();
+        pieces.concat()
+    });
+    let refused = Reader::new(&text[..]).and_then(Reader::finish).unwrap_err();
+    assert!(
+        matches!(&refused, Error::Incomplete(why) if why == "page 7 is \"damaged\""),
+        "{refused}"
+    );
+    assert!(text.ends_with(b"\"}\n"), "nothing follows the reason");
+}
+
+#[test]
 fn a_part_that_fails_leaves_the_store_marked_as_unfinished() {
     block_on(async {
         let file = File::new(&with_parts().await);

@@ -28,6 +28,11 @@ pub(crate) struct Member {
 impl Cluster {
     /// Starts `count` members and waits until they serve.
     pub(crate) fn start(count: usize) -> Self {
+        Self::start_with(count, &[])
+    }
+
+    /// The same with more arguments for every member.
+    pub(crate) fn start_with(count: usize, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let proxies: Vec<_> = (0..count).map(|_| (Proxy::start(), Proxy::start())).collect();
         let initial: Vec<_> = proxies
@@ -41,7 +46,7 @@ impl Cluster {
             .enumerate()
             .map(|(n, (client, peer))| {
                 let data = folder.path().join(format!("m{n}"));
-                let arguments = vec![
+                let mut arguments = vec![
                     format!("--name=m{n}"),
                     format!("--data-dir={}", data.display()),
                     format!("--listen-client-urls=http://{}", client.target),
@@ -54,6 +59,7 @@ impl Cluster {
                     "--logger=zap".into(),
                     "--log-level=error".into(),
                 ];
+                arguments.extend(more.iter().map(|argument| (*argument).to_owned()));
                 Member { running: None, arguments, client, peer }
             })
             .collect();

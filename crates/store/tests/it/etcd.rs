@@ -11,6 +11,7 @@ use mainstay_store::clock::SystemClock;
 use mainstay_store::etcd::{Address, EtcdStore};
 use mainstay_store::object::{Key, Revision};
 use mainstay_store::objects::{At, Error, Fence, Objects, Scope, Write};
+use mainstay_store::snapshot::Stats;
 
 use crate::cluster::Cluster;
 use crate::{block_on, create, delete, key, update};
@@ -375,6 +376,44 @@ fn a_paused_etcd_is_not_ready_until_it_resumes() {
 }
 
 #[test]
+fn an_etcd_without_space_is_not_ready_until_it_has_some() {
+    block_on(async {
+        let cluster = Cluster::start_with(1, &["--quota-backend-bytes=4194304"]);
+        let store = open(&cluster.address()).await;
+        store.ready().await.unwrap();
+        let text = "x".repeat(100_000);
+        for n in 0.. {
+            let written = store.write(create(&key("apples", "a", &format!("n{n}")), &*text)).await;
+            if let Err(error) = written {
+                assert!(error.to_string().contains("space exceeded"), "{error}");
+                break;
+            }
+        }
+        let reason = loop {
+            match store.ready().await {
+                Ok(()) => tokio::time::sleep(Duration::from_millis(20)).await,
+                Err(error) => break error.to_string(),
+            }
+        };
+        assert!(reason.contains("space exceeded"), "{reason}");
+        for _ in 0..20 {
+            assert!(store.ready().await.is_err(), "it does not alternate");
+        }
+        let snapshot = store.snapshot().await.unwrap();
+        let (_, apples) =
+            snapshot.collections.iter().find(|(it, _)| it.as_str() == "apples").unwrap();
+        for record in apples.range(None, None) {
+            store.write(delete(record.key(), record.revision())).await.unwrap();
+        }
+        let revision = store.snapshot().await.unwrap().revision;
+        store.compact(revision).await.unwrap();
+        assert!(cluster.control(&["defrag"]) && cluster.control(&["alarm", "disarm"]));
+        while store.ready().await.is_err() {}
+        store.close().await;
+    });
+}
+
+#[test]
 fn a_read_of_a_paused_etcd_fails_within_its_deadline_with_a_read_error() {
     block_on(async {
         let cluster = Cluster::start(1);
@@ -437,6 +476,12 @@ fn a_damaged_value_is_named_and_not_served() {
             told(store.snapshot().await.map(drop));
             told(store.get(key).await.map(drop));
             told(store.collection(key.resource(), At::Latest).await.map(drop));
+            // Statistics count the others and name the damaged one.
+            let stats = Stats::of(&store.readable().await.unwrap(), &store.medium());
+            let [problem] = &stats.damaged[..] else { panic!("{:?}", stats.damaged) };
+            assert!(problem.starts_with(&format!("{key}: ")), "{problem}");
+            let apples = stats.collections.iter().find(|share| share.resource == "apples");
+            assert_eq!(apples.map(|share| share.objects), Some(1));
             let found = store.verify().await.unwrap();
             assert_eq!(found.len(), 2, "{found:?}");
             assert!(found.iter().any(|line| line.starts_with(&format!("{key}: "))), "{found:?}");

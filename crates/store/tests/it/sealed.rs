@@ -6,9 +6,10 @@ use std::sync::Arc;
 use mainstay_store::clock::SystemClock;
 use mainstay_store::location::Error;
 use mainstay_store::object::Revision;
-use mainstay_store::objects::{self, Objects};
-use mainstay_store::seal::{MasterKeys, Sealer};
+use mainstay_store::objects::{self, Change, Objects, Write};
+use mainstay_store::seal::{KeyState, MasterKeys, Sealer};
 use mainstay_store::snapshot::{EncryptionState, Stats};
+use mainstay_store::sqlite::repair::{examine, inspect, repair};
 use mainstay_store::value::Codec;
 use mainstay_store::{Location, Settings};
 
@@ -172,6 +173,39 @@ fn the_data_key_of_a_served_database_changes_while_it_is_written_to() {
         let store = open(folder.path(), &settings(&[&old])).await.unwrap();
         let found = encryption(&*store).unwrap();
         assert_eq!((found.state, found.data_key), (EncryptionState::Complete, id));
+        whole(&*store).await;
+        store.close().await;
+    });
+}
+
+#[test]
+fn values_under_other_data_keys_survive_a_damaged_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let [old, _] = lines();
+    block_on(async {
+        let keys = settings(&[&old]);
+        let store = open(folder.path(), &keys).await.unwrap();
+        fill(&*store).await;
+        let other = keys.codec.sealer().new_data_key(KeyState::Retired).unwrap().unwrap();
+        let change = Change::Create(other.body());
+        store.write(Write { key: other.key(), change, fence: None }).await.unwrap();
+        store.close().await;
+        let path = folder.path().join("objects.db");
+        let database = rusqlite::Connection::open(&path).unwrap();
+        let damage = "UPDATE objects SET body = CAST(replace(CAST(body AS TEXT), 'Retired', 'Retined') AS BLOB) \
+                      WHERE path = ?";
+        assert_eq!(database.execute(damage, [other.id()]).unwrap(), 1);
+        drop(database);
+        let refused = open(folder.path(), &settings(&[&old])).await.unwrap_err().to_string();
+        assert!(refused.contains("is damaged") && refused.contains(&other.id()), "{refused}");
+        let codec = settings(&[&old]).codec;
+        let examined = examine(&path, &codec).unwrap();
+        let apples = examined.readable.collections.iter().find(|(it, _)| it.as_str() == "apples");
+        assert_eq!(apples.unwrap().1.len(), 701, "{:?}", examined.findings);
+        let found = inspect(&path, &codec).unwrap();
+        assert!(found.lines.iter().any(|line| line.contains(&other.id())), "{:?}", found.lines);
+        repair(&path, &settings(&[&old]).codec, &found.name).unwrap();
+        let store = open(folder.path(), &settings(&[&old])).await.unwrap();
         whole(&*store).await;
         store.close().await;
     });

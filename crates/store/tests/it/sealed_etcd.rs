@@ -10,7 +10,7 @@ use mainstay_store::etcd::Address;
 use mainstay_store::location::Error as OpenError;
 use mainstay_store::object::{Key, Record, Revision};
 use mainstay_store::objects::{At, Error, Objects, Scope};
-use mainstay_store::seal::{MasterKeys, Sealer};
+use mainstay_store::seal::{MasterKeys, Sealer, data_keys};
 use mainstay_store::snapshot::{EncryptionState, Stats};
 use mainstay_store::value::Codec;
 use mainstay_store::{Location, Settings};
@@ -77,6 +77,12 @@ fn sealed_with(cluster: &Cluster, address: &Address) -> Vec<Option<Vec<u8>>> {
     ids.sort();
     ids.dedup();
     ids
+}
+
+/// How many values in etcd are sealed.
+fn sealed(cluster: &Cluster, address: &Address) -> usize {
+    let values = cluster.dump(&format!("{}/", address.prefix));
+    values.iter().filter(|(_, value)| value.first() == Some(&1)).count()
 }
 
 async fn stats(store: &dyn Objects) -> Stats {
@@ -314,6 +320,42 @@ fn encryption_is_turned_off_and_the_key_is_not_needed_any_more() {
 }
 
 #[test]
+fn servers_with_different_settings_do_not_undo_each_others_work() {
+    block_on(async {
+        let (cluster, right) = (shared_cluster(), line("right"));
+        let address = cluster.address();
+        let decrypt = Settings { decrypt: true, ..settings(&[&right]) };
+        let one = open(&address, &[&right]).await;
+        fill(&*one, 150).await;
+        reached(&*one, Some(EncryptionState::Complete), None).await;
+        let left = usize::try_from(one.values_left().await.unwrap()).unwrap();
+        assert_eq!(left, sealed(cluster, &address));
+        let off = try_open(&address, &decrypt).await.unwrap();
+        let clear = async {
+            while sealed(cluster, &address) > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LONG, clear).await.expect("every value is in the clear");
+        assert_eq!(off.values_left().await.unwrap(), 0);
+        // Servers that were started with the key alone, before or since, leave it so.
+        let later = open(&address, &[&right]).await;
+        for store in [&one, &later] {
+            assert_eq!(stats(&**store).await.encryption, None);
+            store.ready().await.unwrap();
+        }
+        assert_eq!(sealed(cluster, &address), 0);
+        for store in [one, off, later] {
+            store.close().await;
+        }
+        let store = open(&address, &[&right]).await;
+        reached(&*store, Some(EncryptionState::Complete), None).await;
+        assert_eq!(readable(cluster, &address), [""; 0]);
+        store.close().await;
+    });
+}
+
+#[test]
 fn a_killed_server_leaves_encryption_for_the_next_one_to_finish() {
     let (cluster, right) = (shared_cluster(), line("right"));
     let address = cluster.address();
@@ -368,6 +410,82 @@ fn a_value_with_an_unknown_data_key_is_reported_and_the_rest_is_served() {
         store.snapshot().await.unwrap();
         let mended = store.get(&name(0)).await.unwrap().unwrap();
         assert!(mended.revision() > made[&name(0)], "it was written by hand");
+        store.close().await;
+    });
+}
+
+/// Puts the content of a value into etcd as another program could: in the clear, with its checksum.
+fn forge(cluster: &Cluster, address: &Address, key: &Key, content: &str) {
+    let path = format!("{}/objects/{}/{}", address.prefix, key.resource(), key.path());
+    cluster.put(&path, &Codec::default().encode(key, content.as_bytes()));
+}
+
+#[test]
+fn a_value_in_the_clear_is_not_served_from_a_store_that_is_encrypted_as_a_whole() {
+    block_on(async {
+        let (cluster, right) = (shared_cluster(), line("right"));
+        let address = cluster.address();
+        let store = open(&address, &[&right]).await;
+        fill(&*store, 3).await;
+        reached(&*store, Some(EncryptionState::Complete), None).await;
+        let path = format!("{}/objects/apples/a/n0", address.prefix);
+        let sealed = cluster.dump(&path).remove(0).1;
+        forge(cluster, &address, &name(0), "{\"metadata\":{\"resourceVersion\":\"\"}}\n32 0");
+        assert!(store.snapshot().await.is_err(), "a snapshot asks etcd first");
+        let error = store.get(&name(0)).await.unwrap_err().to_string();
+        assert!(error.contains("not encrypted although the store is"), "{error}");
+        assert!(store.get(&name(1)).await.unwrap().is_some());
+        assert!(store.ready().await.is_err());
+        let found = store.verify().await.unwrap();
+        assert!(found.len() == 1 && found[0].contains("a/n0"), "{found:?}");
+        assert!(refusal(&address, &[&right]).await.contains("not encrypted although the store is"));
+        // Changing the data key meanwhile does not let it in.
+        let id = store.rekey().await.unwrap();
+        let replaced = async {
+            while store
+                .readable()
+                .await
+                .map(|it| Stats::of(&it, &store.medium()))
+                .unwrap()
+                .encryption
+                .is_none_or(|it| it.data_key != id || it.state != EncryptionState::Complete)
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(LONG, replaced).await.expect("the data key is replaced");
+        assert!(store.get(&name(0)).await.is_err());
+        cluster.put(&path, &sealed);
+        store.snapshot().await.unwrap();
+        assert!(store.get(&name(0)).await.unwrap().is_some(), "older data keys still open values");
+        store.close().await;
+    });
+}
+
+#[test]
+fn a_forged_state_of_a_data_key_is_not_taken_over() {
+    block_on(async {
+        let (cluster, right) = (shared_cluster(), line("right"));
+        let address = cluster.address();
+        let store = open(&address, &[&right]).await;
+        fill(&*store, 3).await;
+        reached(&*store, Some(EncryptionState::Complete), None).await;
+        let keys = format!("{}/objects/datakeys.internal.mainstay.dev/", address.prefix);
+        let (path, sound) = cluster.dump(&keys).remove(0);
+        let text = String::from_utf8(sound.clone()).unwrap();
+        let (content, _) = text.rsplit_once("\n#").unwrap();
+        let retired = content.replace("\"Complete\"", " \"Retired\"");
+        assert_ne!(retired, content);
+        let key = Key::new(&data_keys(), None, path.rsplit('/').next().unwrap());
+        forge(cluster, &address, &key, &retired);
+        assert!(store.snapshot().await.is_err(), "a snapshot asks etcd first");
+        let reason = store.ready().await.unwrap_err().to_string();
+        assert!(reason.contains("changed by another program"), "{reason}");
+        store.write(create(&name(7), SECRET)).await.unwrap();
+        assert_eq!(readable(cluster, &address), [""; 0], "values are still encrypted");
+        assert!(refusal(&address, &[&right]).await.contains("changed by another program"));
+        cluster.put(&path, &sound);
+        store.ready().await.unwrap();
         store.close().await;
     });
 }

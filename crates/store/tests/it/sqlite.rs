@@ -40,6 +40,23 @@ fn a_second_process_cannot_open_the_database() {
 }
 
 #[test]
+fn a_database_that_was_deleted_or_replaced_while_open_is_not_ready() {
+    block_on(async {
+        let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
+        let (path, aside) = (stage.path(), stage.path().with_extension("aside"));
+        let not_ready = async || stage.store.ready().await.unwrap_err().to_string();
+        stage.store.ready().await.unwrap();
+        std::fs::rename(&path, &aside).unwrap();
+        assert!(not_ready().await.contains("was deleted while the server was using it"));
+        std::fs::copy(&aside, &path).unwrap();
+        assert!(not_ready().await.contains("was replaced by another file"));
+        std::fs::rename(&aside, &path).unwrap();
+        stage.store.ready().await.unwrap();
+        stage.store.close().await;
+    });
+}
+
+#[test]
 fn a_newer_a_foreign_and_a_broken_file_are_refused_and_left_alone() {
     let newer = sample();
     Connection::open(newer.path()).unwrap().pragma_update(None, "user_version", 99).unwrap();

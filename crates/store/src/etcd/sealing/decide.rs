@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::object::Record;
 use crate::seal::{DataKey, KeyError, KeyState, Sealer};
 
-use super::super::roster;
+use super::super::roster::{self, Rewrites};
 
 /// How many values are rewritten together: fewer than etcd takes operations in a transaction.
 const TOGETHER: usize = 48;
@@ -19,11 +19,11 @@ pub(super) enum Step {
     Idle,
     /// This pending key is put into use: every server can open it.
     Activate(DataKey),
-    /// These servers cannot open the pending key yet.
+    /// These servers, by machine and process, cannot open the pending key yet.
     Wait(Vec<String>),
     /// This server rewrites the values that are not encrypted as new ones are.
     Rewrite,
-    /// Another server does that.
+    /// Another server rewrites values.
     Leave,
     /// etcd refused values that were to be rewritten.
     Refused,
@@ -42,25 +42,73 @@ pub(super) fn next_step(
     if let Some(pending) = keys.iter().rfind(|key| key.state == KeyState::Pending) {
         let id = pending.id();
         let blind = servers.iter().filter(|server| !roster::opens(server, &id));
-        waiting = blind.map(|server| server.key().name().to_owned()).collect();
+        waiting = blind.map(|server| roster::shown(server)).collect();
         if waiting.is_empty() && !servers.is_empty() {
             return Step::Activate(pending.clone());
         }
     }
     let newest = keys.iter().rfind(|key| key.state.seals());
     let unfinished = newest.is_some_and(|key| key.state == KeyState::Active);
+    let mut others = false;
     if !keys.is_empty() && (stale || unfinished) {
-        let able = servers.iter().filter(|server| roster::rewrites(server));
+        // Values are encrypted by servers that are to encrypt, and decrypted by those that are to
+        // decrypt: a server never finishes the opposite of its own settings.
+        let wanted = if newest.is_some() { Rewrites::Encrypts } else { Rewrites::Decrypts };
+        let able = servers.iter().filter(|server| roster::rewrites(server) == wanted);
         let first = able.map(|server| server.key().name()).min();
-        return if first == Some(own) { Step::Rewrite } else { Step::Leave };
+        if first == Some(own) {
+            return Step::Rewrite;
+        }
+        others = first.is_some();
     }
-    if waiting.is_empty() { Step::Idle } else { Step::Wait(waiting) }
+    match (waiting.is_empty(), others) {
+        (false, _) => Step::Wait(waiting),
+        (true, true) => Step::Leave,
+        (true, false) => Step::Idle,
+    }
+}
+
+/// The servers that turned encryption off and still run, by machine and process, if no data key is in
+/// use and this server, by its settings, would turn encryption on again. It does not, so that two
+/// servers with different settings never undo each other's work.
+pub(super) fn turned_off_by(
+    keys: &[DataKey],
+    servers: &[&Arc<Record>],
+    decrypt: bool,
+) -> Vec<String> {
+    if decrypt || keys.iter().any(|key| key.state != KeyState::Retired) {
+        return Vec::new();
+    }
+    let decrypting = |server: &&&Arc<Record>| roster::rewrites(server) == Rewrites::Decrypts;
+    servers.iter().filter(decrypting).map(|server| roster::shown(server)).collect()
+}
+
+/// What a pass that rewrote values means to the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Values are encrypted with the data key, as expected.
+    Encrypted,
+    /// A store that was encrypted as a whole held values that were not: a warning.
+    Repaired,
+    /// Values are in the clear: a warning.
+    Decrypted,
+}
+
+/// The meaning of a pass that rewrote values, `encrypted` or in the clear, with these data keys.
+pub(super) fn outcome(encrypted: bool, keys: &[DataKey]) -> Outcome {
+    let any = |state| keys.iter().any(|key| key.state == state);
+    match (encrypted, any(KeyState::Complete) && !any(KeyState::Active)) {
+        (false, _) => Outcome::Decrypted,
+        (true, true) => Outcome::Repaired,
+        (true, false) => Outcome::Encrypted,
+    }
 }
 
 /// The data keys as they are stored once no value is left to be rewritten: the newest key in use is
 /// complete, and the others in use are retired.
-pub(super) fn completed(keys: &[DataKey]) -> Vec<DataKey> {
-    let Some(newest) = keys.iter().rposition(|key| key.state.seals()) else { return Vec::new() };
+pub(super) fn completed(keys: &[DataKey], sealer: &Sealer) -> Result<Vec<DataKey>, KeyError> {
+    let newest = keys.iter().rposition(|key| key.state.seals());
+    let Some(newest) = newest else { return Ok(Vec::new()) };
     let wanted = |at: usize, key: &DataKey| match (at == newest, key.state) {
         (true, _) => KeyState::Complete,
         (false, state) if state.seals() => KeyState::Retired,
@@ -68,14 +116,16 @@ pub(super) fn completed(keys: &[DataKey]) -> Vec<DataKey> {
     };
     let changed = |(at, key): (usize, &DataKey)| {
         let state = wanted(at, key);
-        (state != key.state).then(|| key.clone().in_state(state))
+        (state != key.state).then(|| sealer.in_state(key, state))
     };
     keys.iter().enumerate().filter_map(changed).collect()
 }
 
 /// The data keys that a server stores when it starts with a key file: those that another master key
-/// than the first wraps, wrapped by the first; a new one if there is none in use; or, to decrypt
-/// the store, all of them retired.
+/// than the first wraps, wrapped by the first; those of older versions, bound to their state; a new
+/// one if there is none in use; or, to decrypt the store, all of them retired. A complete key of an
+/// older version is active again: a pass must show that every value is sealed before values in the
+/// clear are refused.
 pub(super) fn opening_changes(
     keys: &[DataKey],
     sealer: &Sealer,
@@ -83,17 +133,19 @@ pub(super) fn opening_changes(
 ) -> Result<Vec<DataKey>, KeyError> {
     let mut changes = Vec::new();
     for key in keys {
-        let wrapped = match sealer.rewrap(key) {
-            Ok(wrapped) => wrapped,
-            // Its master key is lost; whatever was sealed with it has been rewritten.
-            Err(_) if key.state == KeyState::Retired => None,
-            Err(error) => return Err(error),
+        let state = match key.state {
+            _ if decrypt => KeyState::Retired,
+            KeyState::Complete if !key.is_bound() => KeyState::Active,
+            state => state,
         };
-        let retire = decrypt && key.state != KeyState::Retired;
-        if wrapped.is_some() || retire {
-            let key = wrapped.unwrap_or_else(|| key.clone());
-            let state = if decrypt { KeyState::Retired } else { key.state };
-            changes.push(key.in_state(state));
+        if sealer.is_first(key.master()) && key.is_bound() && state == key.state {
+            continue;
+        }
+        match sealer.in_state(key, state) {
+            Ok(changed) => changes.push(changed),
+            // Its master key is lost; whatever was sealed with it has been rewritten.
+            Err(_) if key.state == KeyState::Retired => {}
+            Err(error) => return Err(error),
         }
     }
     if !decrypt && keys.iter().all(|key| key.state == KeyState::Retired) {

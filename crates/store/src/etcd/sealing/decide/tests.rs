@@ -17,8 +17,20 @@ fn keys(sealer: &Sealer, states: &[KeyState]) -> Vec<DataKey> {
 
 /// The record of a server that has a key file or not, and can open these data keys.
 fn server(name: &str, key_file: bool, opens: &[&DataKey]) -> Arc<Record> {
+    record(name, key_file, false, opens)
+}
+
+/// The record of a server with --store-decrypt.
+fn decrypting(name: &str) -> Arc<Record> {
+    record(name, true, true, &[])
+}
+
+fn record(name: &str, key_file: bool, decrypts: bool, opens: &[&DataKey]) -> Arc<Record> {
     let opens: Vec<String> = opens.iter().map(|key| key.id()).collect();
-    let object = json!({"seen": 1, "rewrites": key_file, "dataKeys": opens});
+    let host = format!("host-{name}");
+    let object = json!({
+        "seen": 1, "rewrites": key_file, "decrypts": decrypts, "dataKeys": opens, "host": host,
+    });
     let key = Key::new(&roster::records(), None, name);
     Arc::new(Body::new(object.as_object().unwrap()).at(key, Revision(1), Revision(1)))
 }
@@ -28,7 +40,7 @@ fn a_pending_key_is_used_once_every_server_can_open_it() {
     let keys = keys(&sealer(&["a"]), &[KeyState::Complete, KeyState::Pending]);
     let (knows, without) = (server("b", true, &[&keys[1]]), server("a", true, &[&keys[0]]));
     let step = next_step(&keys, &[&knows, &without], "b", false);
-    assert_eq!(step, Step::Wait(vec!["a".to_owned()]));
+    assert_eq!(step, Step::Wait(vec!["host-a".to_owned()]));
     // A server of an older version has no such field in its record.
     let old = Body::new(json!({"seen": 1}).as_object().unwrap());
     let old = Arc::new(old.at(Key::new(&roster::records(), None, "c"), Revision(1), Revision(1)));
@@ -48,9 +60,51 @@ fn one_server_with_a_key_file_rewrites_values() {
     let complete = keys(&sealer(&["a"]), &[KeyState::Complete]);
     assert_eq!(next_step(&complete, &all, "b", false), Step::Idle);
     assert_eq!(next_step(&complete, &all, "b", true), Step::Rewrite, "a stale value showed up");
-    let retired = keys(&sealer(&["a"]), &[KeyState::Retired]);
-    assert_eq!(next_step(&retired, &all, "b", true), Step::Rewrite, "values are decrypted");
     assert_eq!(next_step(&[], &all, "b", true), Step::Idle, "there is no key to open them with");
+}
+
+#[test]
+fn only_a_server_that_is_to_decrypt_decrypts_values() {
+    let retired = keys(&sealer(&["a"]), &[KeyState::Retired]);
+    let (one, off) = (server("b", true, &[]), decrypting("c"));
+    let step = |servers: &[&Arc<Record>], own| next_step(&retired, servers, own, true);
+    assert_eq!(step(&[&one, &off], "b"), Step::Leave, "it has --store-key alone");
+    assert_eq!(step(&[&one, &off], "c"), Step::Rewrite);
+    assert_eq!(step(&[&one], "b"), Step::Idle, "the other one is gone; values stay as they are");
+    let active = keys(&sealer(&["a"]), &[KeyState::Active]);
+    assert_eq!(next_step(&active, &[&one, &off], "c", true), Step::Leave);
+    assert_eq!(next_step(&active, &[&one, &off], "b", true), Step::Rewrite);
+}
+
+#[test]
+fn encryption_stays_off_while_a_server_that_turned_it_off_runs() {
+    use KeyState::{Complete, Pending, Retired};
+    let own = sealer(&["a"]);
+    let (one, off) = (server("b", true, &[]), decrypting("c"));
+    let by = |states: &[KeyState], servers: &[&Arc<Record>], decrypt| {
+        turned_off_by(&keys(&own, states), servers, decrypt)
+    };
+    assert_eq!(by(&[Retired], &[&one, &off], false), ["host-c"]);
+    assert_eq!(by(&[], &[&one, &off], false), ["host-c"]);
+    assert_eq!(by(&[Retired], &[&one], false), [""; 0], "it is gone: encryption is turned on");
+    assert_eq!(by(&[Retired, Complete], &[&one, &off], false), [""; 0]);
+    assert_eq!(by(&[Pending], &[&one, &off], false), [""; 0]);
+    assert_eq!(by(&[Retired], &[&one, &off], true), [""; 0], "another one that decrypts");
+}
+
+#[test]
+fn decrypted_values_and_stray_values_of_an_encrypted_store_are_warned_of() {
+    use KeyState::{Active, Complete, Retired};
+    let own = sealer(&["a"]);
+    for (encrypted, states, expected) in [
+        (false, &[Retired][..], Outcome::Decrypted),
+        (false, &[], Outcome::Decrypted),
+        (true, &[Retired, Complete], Outcome::Repaired),
+        (true, &[Active], Outcome::Encrypted),
+        (true, &[Complete, Active], Outcome::Encrypted),
+    ] {
+        assert_eq!(outcome(encrypted, &keys(&own, states)), expected, "{encrypted} {states:?}");
+    }
 }
 
 #[test]
@@ -62,8 +116,9 @@ fn a_finished_pass_completes_the_newest_key_and_retires_the_others() {
         (&[Complete], &[]),
         (&[Retired], &[]),
     ] {
+        let own = sealer(&["a"]);
         let states: Vec<KeyState> =
-            completed(&keys(&sealer(&["a"]), before)).iter().map(|key| key.state).collect();
+            completed(&keys(&own, before), &own).unwrap().iter().map(|key| key.state).collect();
         assert_eq!(states, after, "{before:?}");
     }
 }
@@ -78,6 +133,8 @@ fn a_start_stores_what_the_key_file_and_the_settings_ask_for() {
     assert_eq!(states(&[], false), [Pending], "encryption is turned on");
     assert_eq!(states(&keys(&own, &[Retired]), false), [Pending], "and on again");
     assert_eq!(states(&keys(&own, &[Complete]), false), [], "nothing to do");
+    let old = own.unbound_data_key(Complete);
+    assert_eq!(states(&[old], false), [KeyState::Active], "its values are looked at once more");
     assert_eq!(states(&keys(&own, &[Retired, Complete, Pending]), true), [Retired, Retired]);
     let foreign = sealer(&["b"]);
     assert!(opening_changes(&keys(&foreign, &[Complete]), &own, false).is_err());
