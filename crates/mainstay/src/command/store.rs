@@ -1,15 +1,15 @@
 //! `mainstay store`: shows, checks, repairs, compacts and re-encrypts the store of a server.
 
-use std::path::{Path, PathBuf};
+mod catalog;
+
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use http::Method;
-use mainstay_catalog::{Catalog, opening};
 use mainstay_clock::SystemClock;
 use mainstay_server::Location;
 use mainstay_store::check::{Report, check};
 use mainstay_store::registry::Registry;
-use mainstay_store::sqlite::lock::Lock;
 use mainstay_store::sqlite::repair as sqlite_repair;
 use mainstay_store::value::Codec;
 use mainstay_store::{Settings, backup, location};
@@ -21,6 +21,7 @@ use crate::command::{restore, serve};
 use crate::connect::Connect;
 use crate::error::Error;
 use crate::store_key::{self, StoreKey};
+use catalog::{CatalogFile, Repair};
 
 /// Compact, check and measure the store
 #[derive(Debug, Args)]
@@ -177,25 +178,33 @@ impl Store {
                 output::print(&format!("{}\n", store_key::new_line(name)?))?;
             }
             Action::Repair { data_dir, store, catalog, accept, store_key } => {
-                let catalog = catalog_file(catalog.as_deref(), data_dir.as_deref());
-                if let Some(catalog) = &catalog
-                    && let Some(code) = repair_catalog(catalog, accept.as_deref()).await?
-                {
-                    return Ok(code);
-                }
+                let catalog = CatalogFile::meant(catalog.as_deref(), data_dir.as_deref());
+                let repaired = match &catalog {
+                    Some(catalog) => catalog.repair(accept.as_deref()).await?,
+                    None => Repair::Sound,
+                };
+                let broken = match repaired {
+                    Repair::Done(code) => return Ok(code),
+                    Repair::Sound => 0,
+                    Repair::Impossible => 1,
+                };
                 if let (Some(catalog), None, None) = (&catalog, data_dir, store) {
-                    anstream::eprintln!("{}: nothing to repair", catalog.display());
-                    return Ok(0);
+                    if broken == 0 {
+                        anstream::eprintln!("{}: nothing to repair", catalog.path().display());
+                    }
+                    return Ok(broken);
                 }
                 let location = restore::located(data_dir.as_deref(), store.as_deref())?;
-                return repair(&location, accept.as_deref(), store_key.codec(None)?).await;
+                let code = repair(&location, accept.as_deref(), store_key.codec(None)?).await?;
+                return Ok(code.max(broken));
             }
             Action::Check { output, data_dir, store, catalog, store_key, connect } => {
                 let report = if data_dir.is_some() || store.is_some() {
                     let location = restore::located(data_dir.as_deref(), store.as_deref())?;
                     let mut report = offline(location, store_key.codec(None)?).await?;
-                    if let Some(file) = catalog_file(catalog.as_deref(), data_dir.as_deref()) {
-                        report.medium.extend(verified(file).await?);
+                    let catalog = CatalogFile::meant(catalog.as_deref(), data_dir.as_deref());
+                    if let Some(catalog) = catalog {
+                        report.medium.extend(catalog.verified().await?);
                     }
                     json!(report)
                 } else {
@@ -216,74 +225,6 @@ impl Store {
         }
         Ok(0)
     }
-}
-
-/// The file of the rule catalog that is meant.
-fn catalog_file(given: Option<&Path>, data_dir: Option<&Path>) -> Option<PathBuf> {
-    let own = || Some(data_dir?.join("catalog.db"));
-    given.map(Path::to_owned).or_else(own)
-}
-
-/// Runs work that waits for a disk on a blocking thread.
-async fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> mainstay_catalog::Result<T> + Send + 'static,
-) -> Result<T, Error> {
-    let done = tokio::task::spawn_blocking(work).await;
-    let done = done.map_err(|error| Error::negative(error.to_string()))?;
-    done.map_err(|error| Error::negative(error.to_string()))
-}
-
-/// Checks the pages of the rule catalog and, if they are sound, its invariants; returns the findings.
-async fn verified(file: PathBuf) -> Result<Vec<String>, Error> {
-    let address = file.display().to_string();
-    let wrong = aside(move || opening::verify_file(&file)).await?;
-    if !wrong.is_empty() {
-        return Ok(wrong);
-    }
-    let failed = |error: mainstay_rules::Error| Error::negative(error.to_string());
-    let peeked = Catalog::peek(&address).await.map_err(|error| failed(error.into()))?;
-    // Tables of an older version stay as they are; their invariants are checked once it is served.
-    if !peeked.current {
-        return Ok(wrong);
-    }
-    let catalog = Catalog::open(&address).await.map_err(|error| failed(error.into()))?;
-    mainstay_rules::check::verify(&catalog).await.map_err(failed)
-}
-
-/// Shows which commits the rule catalog has lost, or goes on without them; with none that are
-/// lost, or another word, the objects are next.
-async fn repair_catalog(catalog: &Path, accept: Option<&str>) -> Result<Option<u8>, Error> {
-    if !catalog.is_file() {
-        return Ok(None);
-    }
-    let lock = Lock::on_file(catalog).map_err(|error| Error::negative(error.to_string()))?;
-    let file = catalog.to_owned();
-    let losses = match aside(move || opening::inspect(&file)).await {
-        Ok(losses) => losses,
-        // It is beyond repair; the objects may not be.
-        Err(error) => {
-            error.tell();
-            return Ok(None);
-        }
-    };
-    if losses.lines.is_empty() || accept.is_some_and(|word| word != losses.word) {
-        return Ok(None);
-    }
-    if accept.is_none() {
-        output::print(&format!("{}\n", losses.lines.join("\n")))?;
-        anstream::eprintln!(
-            "to go on without this, run the same command with --accept {}",
-            losses.word
-        );
-        return Ok(Some(1));
-    }
-    let file = catalog.to_owned();
-    for copy in aside(move || opening::accept(&file, &losses.word)).await? {
-        anstream::eprintln!("kept as it was: {}", copy.display());
-    }
-    drop(lock);
-    anstream::eprintln!("{} is repaired", catalog.display());
-    Ok(Some(0))
 }
 
 /// Shows what is wrong with a database, or goes on without it.
@@ -382,18 +323,14 @@ fn stats(answer: &Value) -> String {
     }
     objects.rows.push(vec!["total".to_owned(), field("objects"), field("bytes")]);
     let mut text = format!("{}\n{}", facts.text(), objects.text());
-    let encryption = &answer["encryption"];
-    if let Some(state) = encryption["state"].as_str() {
-        let key = cell(&encryption["masterKey"]);
-        text.push_str(&match state {
-            "Complete" => format!("\nevery value is encrypted with key {key}\n"),
-            "WaitingForServers" => format!(
-                "\nencryption with key {key} waits for servers that cannot open the data key yet: \
-                 restart them with the same --store-key file\n"
-            ),
-            _ => format!("\nvalues are being encrypted with key {key}\n"),
-        });
+    let damaged = items("damaged");
+    if !damaged.is_empty() {
+        text.push_str("\nthese objects are not counted, because their stored value is damaged:\n");
+        for problem in &damaged {
+            text.push_str(&format!("{}\n", cell(problem)));
+        }
     }
+    text.push_str(&encryption(&answer["encryption"]));
     let mut files = Table::new(&["FILE", "BYTES"]);
     for file in items("files") {
         files.rows.push(vec![cell(&file["name"]), cell(&file["bytes"])]);
@@ -403,6 +340,34 @@ fn stats(answer: &Value) -> String {
         text.push_str(&files.text());
     }
     text
+}
+
+/// How far encryption at rest has come, in one line; empty if the store is not encrypted.
+fn encryption(encryption: &Value) -> String {
+    let (key, new) = (cell(&encryption["masterKey"]), cell(&encryption["dataKey"]));
+    let is_replaced = encryption["replaces"].is_string();
+    match encryption["state"].as_str() {
+        None => String::new(),
+        Some("Complete") => format!("\nevery value is encrypted with key {key}\n"),
+        Some("Decrypting") => format!(
+            "\nencryption is being turned off: {} values are still encrypted, and a server with \
+             --store-decrypt decrypts them\n",
+            cell(&encryption["valuesLeft"])
+        ),
+        Some("WaitingForServers") if is_replaced => format!(
+            "\nevery value is encrypted; the new data key {new} of key {key} is used once every \
+             server can open it: restart those that cannot with the same --store-key file\n"
+        ),
+        Some("WaitingForServers") => format!(
+            "\nencryption with key {key} waits for servers that cannot open the data key yet: \
+             restart them with the same --store-key file\n"
+        ),
+        _ if is_replaced => format!(
+            "\nevery value is encrypted; values are being re-encrypted with the new data key {new} \
+             of key {key}\n"
+        ),
+        _ => format!("\nvalues are being encrypted with key {key}\n"),
+    }
 }
 
 fn findings(report: &Value) -> String {
@@ -419,4 +384,29 @@ fn findings(report: &Value) -> String {
         ]);
     }
     if table.rows.is_empty() { String::new() } else { table.text() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_say_how_far_encryption_has_come() {
+        let shown = |state: &str, replaces: Value| {
+            let answer = json!({
+                "masterKey": "k", "dataKey": "d2", "state": state, "replaces": replaces,
+                "valuesLeft": 7,
+            });
+            encryption(&answer).trim().to_owned()
+        };
+        assert_eq!(encryption(&Value::Null), "");
+        assert_eq!(shown("Complete", Value::Null), "every value is encrypted with key k");
+        assert_eq!(shown("Rewriting", Value::Null), "values are being encrypted with key k");
+        let rekey = shown("Rewriting", json!("d1"));
+        assert!(rekey.contains("re-encrypted with the new data key d2"), "{rekey}");
+        let waiting = shown("WaitingForServers", json!("d1"));
+        assert!(waiting.starts_with("every value is encrypted; "), "{waiting}");
+        let off = shown("Decrypting", Value::Null);
+        assert!(off.contains("turned off: 7 values are still encrypted"), "{off}");
+    }
 }

@@ -2,6 +2,7 @@
 //! mistake, and a start that is refused leaves nothing behind.
 
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -182,6 +183,8 @@ fn a_catalog_on_a_full_disk_refuses_changes_and_goes_on_when_there_is_space() {
     let catalog = disk.path.join("catalog.db");
     let server = TestServer::start_in(there.path(), &["--catalog", catalog.to_str().unwrap()]);
     assert_eq!(add_account(&server, "before").0, 201);
+    let login = root_login(there.path());
+    let login: Vec<&str> = login.iter().map(String::as_str).collect();
     let ballast = disk.path.join("ballast");
     // As much as there is space for.
     drop(std::fs::write(&ballast, vec![0; 8 << 20]));
@@ -196,6 +199,12 @@ fn a_catalog_on_a_full_disk_refuses_changes_and_goes_on_when_there_is_space() {
     assert!(said.contains("catalog.db is full"), "{said}");
     assert!(readyz(&server, false).contains("catalog"));
     assert_eq!(ask(&server, &[], "/rucio/accounts/before").0, 200, "reads go on");
+    for _ in 0..30 {
+        let login = ask(&server, &login, "/rucio/auth/userpass");
+        assert_eq!(login.0, 200, "logins go on: {}", login.1);
+        let (status, said) = ask(&server, &[], "/readyz");
+        assert_eq!(status, 503, "it stays full: {said}");
+    }
     std::fs::remove_file(&ballast).unwrap();
     readyz(&server, true);
     assert_eq!(add_account(&server, "after").0, 201);
@@ -206,6 +215,102 @@ fn a_catalog_on_a_full_disk_refuses_changes_and_goes_on_when_there_is_space() {
     {
         assert_eq!(ask(&server, &[], &format!("/rucio/accounts/{name}")).0, 200, "{name}");
     }
+}
+
+/// The login of root, with the password in `rucio.cfg`.
+fn root_login(dir: &Path) -> [String; 4] {
+    let config = std::fs::read_to_string(dir.join("rucio.cfg")).unwrap();
+    let password = config.lines().find_map(|line| line.strip_prefix("password")).unwrap();
+    let password = password.trim_start_matches([' ', '=']).trim();
+    let password = format!("X-Rucio-Password: {password}");
+    ["-H", "X-Rucio-Username: root", "-H", &password].map(str::to_owned)
+}
+
+#[test]
+fn a_catalog_that_cannot_be_repaired_is_named_by_check_and_repair() {
+    let [one, other] = [(); 2].map(|()| folder());
+    for dir in [&one, &other] {
+        let server = TestServer::start_in(dir.path(), &[]);
+        assert_eq!(add_account(&server, "a").0, 201);
+        assert!(server.terminate().success());
+    }
+    let (dir, catalog) = (one.path(), one.path().join("catalog.db"));
+    let said =
+        |what: &str| text_of(&offline(&["store", what, "--data-dir", dir.to_str().unwrap()]));
+    assert!(said("repair").contains("nothing to repair"));
+    let own = std::fs::read(&catalog).unwrap();
+    let foreign = std::fs::read(other.path().join("catalog.db")).unwrap();
+    // The catalog of another folder, with fewer commits than were acknowledged here or with more.
+    for acknowledged in [99, 1] {
+        std::fs::write(&catalog, &foreign).unwrap();
+        let counter = dir.join("catalog.db.acknowledged");
+        let kept = std::fs::read(&counter).unwrap();
+        if acknowledged == 1 {
+            std::fs::remove_file(&counter).unwrap();
+        }
+        for what in ["check", "repair"] {
+            let said = said(what);
+            assert!(said.contains("should belong to catalog"), "{what}: {said}");
+            assert!(said.contains("[exit code 1]"), "{what}: {said}");
+            assert!(!said.contains("commits are missing"), "{what}: {said}");
+        }
+        let said = refused(dir, &[]);
+        assert!(said.contains("should belong to catalog"), "{said}");
+        std::fs::write(&counter, kept).unwrap();
+    }
+    for (damage, expected) in [(&b"junk"[..], "is damaged"), (b"", "is missing or empty")] {
+        std::fs::write(&catalog, damage.repeat(5000)).unwrap();
+        for what in ["check", "repair"] {
+            let said = said(what);
+            assert!(said.contains(expected) && said.contains("[exit code 1]"), "{what}: {said}");
+            assert!(said.contains("mainstay restore"), "{what}: {said}");
+        }
+    }
+    let nowhere = dir.join("nowhere.db");
+    let given = ["store", "repair", "--catalog", nowhere.to_str().unwrap()];
+    let said_of_nowhere = text_of(&offline(&given));
+    assert!(said_of_nowhere.contains("there is no rule catalog"), "{said_of_nowhere}");
+    std::fs::write(&catalog, own).unwrap();
+    assert!(said("repair").contains("nothing to repair"));
+}
+
+#[test]
+fn a_catalog_deleted_under_a_running_server_turns_it_not_ready() {
+    let there = folder();
+    let server = TestServer::start_in(there.path(), &[]);
+    assert_eq!(add_account(&server, "a").0, 201);
+    for file in ["catalog.db", "objects.db"] {
+        let (path, aside) = (there.path().join(file), there.path().join("aside"));
+        std::fs::rename(&path, &aside).unwrap();
+        let said = readyz(&server, false);
+        assert!(said.contains(file) && said.contains("was deleted"), "{said}");
+        std::fs::rename(&aside, &path).unwrap();
+        readyz(&server, true);
+    }
+}
+
+#[test]
+fn a_backup_of_a_damaged_catalog_fails_with_the_reason() {
+    let there = folder();
+    let dir = there.path();
+    let server = TestServer::start_in(dir, &[]);
+    for at in 0..300 {
+        assert_eq!(add_account(&server, &format!("a{at}")).0, 201);
+    }
+    assert!(server.terminate().success());
+    let catalog = dir.join("catalog.db");
+    let sql = "SELECT MAX(pageno) FROM dbstat WHERE name = 'accounts'";
+    let page = Command::new("sqlite3").arg(&catalog).arg(sql).output();
+    let Ok(page) = page else { return cannot_test("damage: there is no sqlite3") };
+    let page = String::from_utf8_lossy(&page.stdout).trim().parse::<u64>();
+    let Ok(page) = page else { return cannot_test("damage: sqlite3 has no dbstat") };
+    let server = TestServer::start_in(dir, &[]);
+    let file = std::fs::File::options().write(true).open(&catalog).unwrap();
+    file.write_all_at(&[0xff; 4096], (page - 1) * 4096).unwrap();
+    let target = dir.join("backup");
+    let said = text_of(&server.mainstay(&["backup", target.to_str().unwrap()]));
+    assert!(said.contains("catalog.db is damaged") && !said.contains("close_notify"), "{said}");
+    assert!(said.contains("[exit code 1]") && !target.exists(), "{said}");
 }
 
 #[test]

@@ -152,6 +152,10 @@ fn tokens_have_roles_and_can_be_revoked() {
         list["items"].as_array().unwrap().iter().find(|found| found["name"] == "auditor").unwrap();
     assert!(!list.to_string().contains(token), "a token is never shown again");
     let id = found["id"].as_str().unwrap();
+    let confused = run(&server, &["token", "revoke", id, token]);
+    assert!(confused.contains("takes the id of a token") && confused.contains("[exit code 2]"));
+    assert!(!confused.contains(token), "a token is never shown: {confused}");
+    assert_eq!(with(&["get", "ns", "default", "-o", "name"]), "namespace/default\n");
     let revoked = run(&server, &["token", "revoke", id]);
     assert!(revoked.contains("revoked"), "{revoked}");
     let refused = with(&["get", "ns"]);
