@@ -2,8 +2,9 @@
 //!
 //! Three kinds of things: network interfaces, bridge domains, and entries of a forwarding table. A
 //! bridge domain exists by itself; each interface *in* it is a derived value that needs the interface
-//! to be there. A forwarding entry needs the interface to be in its bridge domain. The
-//! transactions do not say in which order to create them: the engine computes it.
+//! to be there. Its key lies below that of the bridge domain, `bd/bd1/interface/tap1`, and has its own
+//! descriptor, because a pattern beats a prefix. A forwarding entry needs the interface to be in its
+//! bridge domain. The transactions do not say in which order to create them: the engine computes it.
 //!
 //! Run it with `cargo run -p mainstay-graph --example bridge_domain`.
 
@@ -11,7 +12,7 @@ use std::sync::Arc;
 
 use mainstay_graph::{
     Builder, Context, Dependency, Derived, Descriptor, Engine, Key, Known, Model, OperationError,
-    Options, PrefixModel, Resync, Retrieved, Transaction,
+    Options, PatternModel, PrefixModel, Resync, Retrieved, Transaction,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
@@ -20,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Interface {
     name: String,
+    mtu: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -50,9 +52,9 @@ fn domains() -> PrefixModel<BridgeDomain> {
     PrefixModel::new("bd/", |one: &BridgeDomain| Some(one.name.clone()))
 }
 
-fn members() -> PrefixModel<Member> {
-    PrefixModel::new("bd-interface/", |one: &Member| {
-        Some(format!("{}/{}", one.domain, one.interface))
+fn members() -> PatternModel<Member> {
+    PatternModel::new("bd/*/interface/*", |one: &Member| {
+        vec![one.domain.clone(), one.interface.clone()]
     })
 }
 
@@ -72,6 +74,7 @@ impl Switch {
     }
 }
 
+/// It has no `update`: an interface that changes is deleted and created.
 struct InterfaceDescriptor(PrefixModel<Interface>, Switch);
 
 impl Descriptor for InterfaceDescriptor {
@@ -158,10 +161,10 @@ impl Descriptor for DomainDescriptor {
     }
 }
 
-struct MemberDescriptor(PrefixModel<Member>, Switch);
+struct MemberDescriptor(PatternModel<Member>, Switch);
 
 impl Descriptor for MemberDescriptor {
-    type Model = PrefixModel<Member>;
+    type Model = PatternModel<Member>;
     type Metadata = ();
 
     fn name(&self) -> &str {
@@ -228,12 +231,12 @@ impl Descriptor for EntryDescriptor {
     }
 
     fn dependencies(&self, _: &Key, entry: &Entry) -> Vec<Dependency> {
-        vec![Dependency::on(format!("bd-interface/{}/{}", entry.domain, entry.interface))]
+        vec![Dependency::on(format!("bd/{}/interface/{}", entry.domain, entry.interface))]
     }
 }
 
 fn interface(name: &str) -> Interface {
-    Interface { name: name.to_owned() }
+    Interface { name: name.to_owned(), mtu: 1500 }
 }
 
 fn domain(interfaces: &[&str]) -> BridgeDomain {
@@ -290,6 +293,10 @@ async fn main() -> Result<(), mainstay_graph::Error> {
         .put(&domains(), domain(&["tap1", "tap2", "loopback1"]))
         .put(&interfaces(), interface("tap2"));
     tell(&engine, "tap2 arrives, and tap1 joins the bridge domain.", second).await?;
+
+    let wider = Interface { mtu: 9000, ..interface("tap2") };
+    let change = Transaction::new().put(&interfaces(), wider);
+    tell(&engine, "tap2 changes: it is created anew, between what needs it.", change).await?;
 
     let third = Transaction::new().delete("interface/tap1");
     tell(&engine, "tap1 goes; what needs it goes first, and waits.", third).await?;

@@ -1,4 +1,5 @@
-//! The command line: `graph run` plays a scenario, the other commands use the REST API of an engine.
+//! The command line: `graph run` plays a scenario, `graph serve` runs an engine with the descriptors
+//! of a scenario, and the other commands use the REST API of an engine.
 //!
 //! The binary mounts [`GraphCommand`] as a subcommand and calls [`run_with`]; the number it returns
 //! is the exit code: 0 for success, 1 for a negative result, 2 for bad usage or input. Data goes to
@@ -6,17 +7,21 @@
 
 mod client;
 mod journal;
+mod serve;
 mod show;
+mod watch;
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Subcommand, ValueEnum};
 use futures_util::FutureExt;
 
-pub use self::client::{Fetch, NoAnswer};
+pub use self::client::{Fetch, Follow, NoAnswer};
 pub use self::journal::JournalCommand;
+pub use self::serve::ServeCommand;
 use self::show::Question;
+pub use self::watch::WatchCommand;
 use crate::scenario;
 
 /// The output format.
@@ -70,13 +75,18 @@ pub enum GraphCommand {
     Run {
         /// Scenario file
         file: PathBuf,
-        /// Serve REST afterwards, until interrupted
-        #[arg(long)]
+        /// Let the engine run on afterwards, on the machine's clock, and serve REST at this address
+        /// until interrupted
+        #[arg(long, value_name = "ADDRESS")]
         serve: Option<std::net::SocketAddr>,
         /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
     },
+    /// Run an engine with the descriptors of a scenario file, until interrupted
+    Serve(ServeCommand),
+    /// Print the status of values, then every change of it, until interrupted
+    Watch(WatchCommand),
     /// Print the graph of an engine
     Show {
         #[command(flatten)]
@@ -88,7 +98,7 @@ pub enum GraphCommand {
         #[arg(long, default_value = "dot")]
         format: String,
     },
-    /// Print the history of transactions
+    /// Print the transaction log
     History {
         #[command(flatten)]
         target: Target,
@@ -114,6 +124,55 @@ pub enum GraphCommand {
         /// Only the revision at this time
         #[arg(long)]
         time: Option<String>,
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Print every value as it was at a moment
+    Snapshot {
+        #[command(flatten)]
+        target: Target,
+        /// The moment: seconds since 1970, or like 2026-01-31T12:00:00Z; now if not given
+        #[arg(long)]
+        time: Option<String>,
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Print how many transactions and operations there were, and how many failed
+    Stats {
+        #[command(flatten)]
+        target: Target,
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Print whether an engine accepts transactions, and why not; exits with 1 if it does not
+    Health {
+        #[command(flatten)]
+        target: Target,
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Compare the wanted values with the south, and repair the differences
+    Resync {
+        #[command(flatten)]
+        target: Target,
+        /// Retry operations that fail
+        #[arg(long)]
+        retry: bool,
+        /// Output format
+        #[arg(short, long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Restore the wanted values of the moment when a transaction had ended
+    #[command(visible_alias = "rollback")]
+    RollBack {
+        #[command(flatten)]
+        target: Target,
+        /// Number of the transaction, as `graph history` shows it
+        seq: u64,
         /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Output,
@@ -149,7 +208,8 @@ pub enum GraphCommand {
     Plan {
         #[command(flatten)]
         target: Target,
-        /// A YAML or JSON file with `set`, `delete`, `resync`, `on-failure`, `retry`, `description`
+        /// A YAML or JSON file with `set`, `delete`, `labels`, `resync`, `on-failure`, `retry` and
+        /// `description`; - reads the standard input
         #[arg(short, long)]
         file: PathBuf,
         /// Output format
@@ -160,7 +220,8 @@ pub enum GraphCommand {
     Commit {
         #[command(flatten)]
         target: Target,
-        /// A YAML or JSON file with `set`, `delete`, `resync`, `on-failure`, `retry`, `description`
+        /// A YAML or JSON file with `set`, `delete`, `labels`, `resync`, `on-failure`, `retry` and
+        /// `description`; - reads the standard input
         #[arg(short, long)]
         file: PathBuf,
         /// Wait until every value is configured, at most this many seconds
@@ -179,11 +240,13 @@ pub enum GraphCommand {
 }
 
 /// Runs a command with this HTTP client; returns the exit code.
-pub async fn run_with(command: GraphCommand, fetch: &impl Fetch) -> i32 {
+pub async fn run_with(command: GraphCommand, fetch: &impl Follow) -> i32 {
     let done = match command {
         // Boxed so that the engine is compiled in this crate.
         GraphCommand::Run { file, serve, output } => play(&file, serve, output).boxed().await,
         GraphCommand::Journal(command) => journal::run(command),
+        GraphCommand::Serve(command) => serve::run(command).boxed().await,
+        GraphCommand::Watch(command) => watch::run(command, fetch).await,
         other => ask(other, fetch).await,
     };
     match done {
@@ -206,20 +269,13 @@ fn print(text: &str) {
 }
 
 async fn play(
-    file: &PathBuf,
+    file: &Path,
     serve: Option<std::net::SocketAddr>,
     output: Output,
 ) -> Result<i32, String> {
-    let text =
-        std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
-    let scenario =
-        scenario::parse(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+    let scenario = scenario_in(file)?;
     let listener = match serve {
-        Some(address) => Some(
-            tokio::net::TcpListener::bind(address)
-                .await
-                .map_err(|error| format!("{address}: {error}"))?,
-        ),
+        Some(address) => Some(serve::bind(address).await?),
         None => None,
     };
     let played =
@@ -236,25 +292,30 @@ async fn play(
         eprintln!("{difference}");
     }
     let code = i32::from(!played.report.differences.is_empty());
-    if let Some(listener) = listener {
-        let address = listener.local_addr().map_err(|error| error.to_string())?;
-        eprintln!("serving http://{address}/scheduler/ until interrupted");
-        let interrupted = async {
-            // Without a signal handler, serving ends at once.
-            let _ = tokio::signal::ctrl_c().await;
-        };
-        let app = crate::rest::router(played.engine.clone());
-        let served = axum::serve(listener, app).with_graceful_shutdown(interrupted).await;
-        served.map_err(|error| error.to_string())?;
+    match listener {
+        Some(listener) => {
+            let (engine, stop, worker) = played.go_live();
+            serve::until_interrupted(engine, stop, worker, Some(listener), None).await?;
+        }
+        None => played.stop().await,
     }
-    played.stop().await;
     Ok(code)
+}
+
+/// Reads a scenario file.
+fn scenario_in(file: &Path) -> Result<scenario::Scenario, String> {
+    let text =
+        std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    scenario::parse(&text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
 async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
     let (target, path, arguments, shown) = match &command {
-        GraphCommand::Run { .. } | GraphCommand::Journal(_) => {
-            return Err("this command does not use the REST API".to_owned());
+        GraphCommand::Run { .. }
+        | GraphCommand::Journal(_)
+        | GraphCommand::Serve(_)
+        | GraphCommand::Watch(_) => {
+            return Err("this command does not use a single request".to_owned());
         }
         GraphCommand::Show { target, txn, format } => {
             let arguments =
@@ -291,6 +352,27 @@ async fn ask(command: GraphCommand, fetch: &impl Fetch) -> Result<i32, String> {
         GraphCommand::Status { target, key, output } => {
             (target, "status", vec![("key", key.clone())], Some((Question::Status, *output)))
         }
+        GraphCommand::Snapshot { target, time, output } => {
+            let shown = Some((Question::Snapshot, *output));
+            (target, "graph-snapshot", vec![("time", time.clone())], shown)
+        }
+        GraphCommand::Stats { target, output } => {
+            (target, "stats", Vec::new(), Some((Question::Stats, *output)))
+        }
+        GraphCommand::Health { target, output } => {
+            (target, "health", Vec::new(), Some((Question::Health, *output)))
+        }
+        GraphCommand::Resync { target, retry, output } => {
+            let arguments = [("retry", retry.then(|| "1".to_owned()))];
+            let url = client::url(&target.url, "downstream-resync", &arguments);
+            let shown = Some((Question::Resync, *output));
+            return answer(fetch.fetch(target, "POST", &url, None).await, shown);
+        }
+        GraphCommand::RollBack { target, seq, output } => {
+            let url = client::url(&target.url, "roll-back", &[("seq-num", Some(seq.to_string()))]);
+            let shown = Some((Question::Commit, *output));
+            return answer(fetch.fetch(target, "POST", &url, None).await, shown);
+        }
         GraphCommand::Plan { target, file, output } => {
             let shown = Some((Question::Plan, *output));
             return send(fetch, target, "plan", file, &[], shown).await;
@@ -315,12 +397,16 @@ async fn send(
     fetch: &impl Fetch,
     target: &Target,
     path: &str,
-    file: &PathBuf,
+    file: &Path,
     arguments: &[(&str, Option<String>)],
     shown: Shown,
 ) -> Result<i32, String> {
-    let text =
-        std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let text = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(file)
+    };
+    let text = text.map_err(|error| format!("{}: {error}", file.display()))?;
     let body: serde_json::Value =
         scenario::read_yaml(&text).map_err(|error| format!("{}: {error}", file.display()))?;
     let url = client::url(&target.url, path, arguments);
@@ -328,7 +414,7 @@ async fn send(
 }
 
 /// Prints an answer. A failure of the engine is a negative result (1), a refused request is bad
-/// input (2).
+/// input (2). The record of a failed transaction is data, as that of a successful one.
 fn answer(fetched: Result<(u16, String), NoAnswer>, shown: Shown) -> Result<i32, String> {
     let (status, body) = match fetched {
         Ok(fetched) => fetched,
@@ -338,19 +424,31 @@ fn answer(fetched: Result<(u16, String), NoAnswer>, shown: Shown) -> Result<i32,
             return Ok(1);
         }
     };
-    match (status, shown) {
-        (200..300, Some((question, Output::Text))) => {
-            print(&show::text(question, &body));
-            Ok(0)
+    let success = (200..300).contains(&status);
+    let failure = match shown {
+        // Values that failed at first and were retried until they succeeded are a success.
+        Some((Question::Commit, _)) if success => None,
+        Some((Question::Commit | Question::Resync, _)) => show::failure(&body),
+        Some((Question::Health, _)) => show::illness(&body),
+        _ => None,
+    };
+    if success || failure.is_some() {
+        match shown {
+            Some((question, Output::Text)) => print(&show::text(question, &body)),
+            _ => print(&body),
         }
-        (200..300, _) => {
-            print(&body);
-            Ok(0)
-        }
-        (400, _) => Err(body),
-        _ => {
-            eprintln!("{}", body.trim_end());
-            Ok(1)
-        }
+        return Ok(match failure {
+            Some(failure) => {
+                eprintln!("error: {failure}");
+                1
+            }
+            None => 0,
+        });
     }
+    let problem = show::problem(status, &body);
+    if status == 400 {
+        return Err(problem);
+    }
+    eprintln!("error: {problem}");
+    Ok(1)
 }

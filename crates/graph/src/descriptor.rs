@@ -5,6 +5,10 @@
 //! often as it likes, also while it only plans. The operations are asynchronous, get a [`Context`],
 //! and run in parallel if [`Options::parallel`](crate::Options::parallel) allows it.
 
+mod abilities;
+mod error;
+mod model;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
@@ -13,122 +17,15 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
+pub use self::abilities::Abilities;
+use self::abilities::NotImplemented;
+pub use self::error::{InvalidValue, OperationError};
+pub use self::model::{Model, PatternModel, PrefixModel};
 use crate::key::Key;
-use crate::metadata::MetadataIndexes;
+use crate::metadata::{Metadata, MetadataIndexes, MetadataType};
+use crate::selector::KeySelector;
 use crate::state::Origin;
-use crate::value::{Metadata, Value, ValueType};
-
-/// Describes one type of value: how its keys look, and how key and label follow from a value.
-///
-/// ```
-/// use mainstay_graph::{Key, Model, PrefixModel};
-///
-/// let names = PrefixModel::new("name/", |name: &String| Some(name.clone()));
-/// assert_eq!(names.key(&"eth0".to_owned()), Some(Key::from("name/eth0")));
-/// assert_eq!(names.parse("name/eth0"), Some("eth0"));
-/// assert_eq!(names.parse("route/eth0"), None);
-/// ```
-pub trait Model: Send + Sync + 'static {
-    /// The Rust type of the values.
-    type Value: ValueType;
-
-    /// The beginning of all keys of this model.
-    fn prefix(&self) -> &str;
-
-    /// The short name of a value, unique inside the model; none if the value does not carry it.
-    fn label(&self, value: &Self::Value) -> Option<String>;
-
-    /// The key of a value; by default the prefix and the label.
-    fn key(&self, value: &Self::Value) -> Option<Key> {
-        self.label(value).map(|label| Key::from(format!("{}{label}", self.prefix())))
-    }
-
-    /// The label in a key of this model; none for a key of another model.
-    fn parse<'k>(&self, key: &'k str) -> Option<&'k str> {
-        key.strip_prefix(self.prefix()).filter(|label| !label.is_empty())
-    }
-}
-
-/// The usual model: a prefix, followed by a label taken from the value.
-pub struct PrefixModel<V> {
-    prefix: String,
-    label: fn(&V) -> Option<String>,
-}
-
-impl<V> PrefixModel<V> {
-    /// A model whose keys are `prefix` followed by the label of the value.
-    pub fn new(prefix: impl Into<String>, label: fn(&V) -> Option<String>) -> Self {
-        Self { prefix: prefix.into(), label }
-    }
-}
-
-impl<V> fmt::Debug for PrefixModel<V> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PrefixModel").field("prefix", &self.prefix).finish_non_exhaustive()
-    }
-}
-
-impl<V: ValueType> Model for PrefixModel<V> {
-    type Value = V;
-
-    fn prefix(&self) -> &str {
-        &self.prefix
-    }
-
-    fn label(&self, value: &V) -> Option<String> {
-        (self.label)(value)
-    }
-}
-
-/// Which operations a descriptor implements.
-///
-/// ```
-/// use mainstay_graph::Abilities;
-///
-/// let abilities = Abilities::ALL.without_update().without_retrieve();
-/// assert!(abilities.create && !abilities.update && !abilities.retrieve);
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Abilities {
-    /// Without it, creating a value is an error that is not retried.
-    pub create: bool,
-    /// Without it, every change of a value is a deletion and a creation.
-    pub update: bool,
-    /// Without it, deleting a value is an error that is not retried.
-    pub delete: bool,
-    /// Without it, a refresh leaves the descriptor's values as they are.
-    pub retrieve: bool,
-}
-
-impl Abilities {
-    /// Every operation.
-    pub const ALL: Self = Self { create: true, update: true, delete: true, retrieve: true };
-
-    /// The same without creation.
-    #[must_use]
-    pub const fn without_create(self) -> Self {
-        Self { create: false, ..self }
-    }
-
-    /// The same without updates: every change deletes and creates.
-    #[must_use]
-    pub const fn without_update(self) -> Self {
-        Self { update: false, ..self }
-    }
-
-    /// The same without deletion.
-    #[must_use]
-    pub const fn without_delete(self) -> Self {
-        Self { delete: false, ..self }
-    }
-
-    /// The same without retrieval.
-    #[must_use]
-    pub const fn without_retrieve(self) -> Self {
-        Self { retrieve: false, ..self }
-    }
-}
+use crate::value::{Value, ValueType};
 
 /// The circumstances of an operation.
 #[derive(Debug, Clone)]
@@ -181,71 +78,6 @@ impl Context {
     /// The metadata of all descriptors, by index name and label.
     pub fn indexes(&self) -> &MetadataIndexes {
         &self.shared.indexes
-    }
-}
-
-/// Why an operation failed.
-///
-/// ```
-/// use mainstay_graph::OperationError;
-///
-/// assert_eq!(OperationError::new("device busy").retriable(), None);
-/// assert_eq!(OperationError::permanent("no such device").retriable(), Some(false));
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{message}")]
-pub struct OperationError {
-    message: String,
-    retriable: Option<bool>,
-}
-
-impl OperationError {
-    /// A failure; [`Descriptor::is_retriable`] decides whether a retry may help.
-    pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), retriable: None }
-    }
-
-    /// A failure that a retry cannot repair.
-    pub fn permanent(message: impl Into<String>) -> Self {
-        Self { message: message.into(), retriable: Some(false) }
-    }
-
-    /// Whether a retry may help, if the error itself decides that.
-    pub fn retriable(&self) -> Option<bool> {
-        self.retriable
-    }
-}
-
-impl From<String> for OperationError {
-    fn from(message: String) -> Self {
-        Self::new(message)
-    }
-}
-
-impl From<&str> for OperationError {
-    fn from(message: &str) -> Self {
-        Self::new(message)
-    }
-}
-
-/// Why a value is not valid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{reason}")]
-#[non_exhaustive]
-pub struct InvalidValue {
-    /// The reason, for people.
-    pub reason: String,
-    /// The fields that are wrong.
-    pub fields: Vec<String>,
-}
-
-impl InvalidValue {
-    /// An invalid value, with the fields that are wrong.
-    pub fn new(
-        reason: impl Into<String>,
-        fields: impl IntoIterator<Item = impl Into<String>>,
-    ) -> Self {
-        Self { reason: reason.into(), fields: fields.into_iter().map(Into::into).collect() }
     }
 }
 
@@ -459,13 +291,19 @@ pub struct Known<'a, V, M> {
 
 /// Teaches the engine one type of value.
 ///
-/// Only `name`, `model`, `create` and `delete` are required; the page of the crate has a whole
-/// example. The name, the abilities and the pure functions must answer the same every time.
-pub trait Descriptor: Send + Sync + 'static {
+/// Only `name` and `model` are required; the page of the crate has a whole example. The engine knows
+/// which operations are implemented from the `impl` block: without `update` a change is a deletion
+/// and a creation, without `retrieve` a resync leaves the values as they are, and without `create` or
+/// `delete` (for values that only the south makes) that operation fails. The name, the keys, the
+/// abilities and the pure functions must answer the same every time.
+///
+/// Descriptors of different types are kept together as [`BoxedDescriptor`](crate::BoxedDescriptor)s.
+pub trait Descriptor: Sized + Send + Sync + 'static {
     /// The model of the values.
     type Model: Model;
-    /// The metadata of an applied value, such as an index or a handle; `()` for none.
-    type Metadata: ValueType;
+    /// The metadata of an applied value, such as an index or a [`Handle`](crate::Handle); `()` for
+    /// none.
+    type Metadata: MetadataType;
 
     /// The descriptor's name, unique in an engine.
     fn name(&self) -> &str;
@@ -473,14 +311,15 @@ pub trait Descriptor: Send + Sync + 'static {
     /// The model.
     fn model(&self) -> &Self::Model;
 
-    /// The prefixes of the keys of this descriptor, derived ones included.
-    fn prefixes(&self) -> Vec<String> {
-        vec![self.model().prefix().to_owned()]
+    /// The keys of this descriptor, derived ones included; by default those of the model.
+    fn keys(&self) -> KeySelector {
+        self.model().selector()
     }
 
-    /// Which operations are implemented.
+    /// The operations that may be called; by default all that are implemented. Implement this only
+    /// to give up some of them at run time.
     fn abilities(&self) -> Abilities {
-        Abilities::ALL
+        Abilities::of::<Self>()
     }
 
     /// The name of the index from labels to metadata; none to keep no metadata.
@@ -506,12 +345,15 @@ pub trait Descriptor: Send + Sync + 'static {
     /// Creates a value; returns its metadata.
     fn create(
         &self,
-        context: &Context,
-        key: &Key,
-        value: &ValueOf<Self>,
-    ) -> impl Future<Output = Result<Self::Metadata, OperationError>> + Send;
+        _context: &Context,
+        _key: &Key,
+        _value: &ValueOf<Self>,
+    ) -> impl Future<Output = Result<Self::Metadata, OperationError>> + Send {
+        NotImplemented::new("create")
+    }
 
-    /// Changes a value in place; returns new metadata, or none to keep the old.
+    /// Changes a value in place; returns new metadata, or none to keep the old. Not called for
+    /// changes that [`Self::recreate`] decides to re-create.
     fn update(
         &self,
         _context: &Context,
@@ -520,17 +362,19 @@ pub trait Descriptor: Send + Sync + 'static {
         _new: &ValueOf<Self>,
         _metadata: Option<&Self::Metadata>,
     ) -> impl Future<Output = Result<Option<Self::Metadata>, OperationError>> + Send {
-        async { Err(OperationError::permanent("update is not implemented")) }
+        NotImplemented::new("update")
     }
 
     /// Deletes a value.
     fn delete(
         &self,
-        context: &Context,
-        key: &Key,
-        value: &ValueOf<Self>,
-        metadata: Option<&Self::Metadata>,
-    ) -> impl Future<Output = Result<(), OperationError>> + Send;
+        _context: &Context,
+        _key: &Key,
+        _value: &ValueOf<Self>,
+        _metadata: Option<&Self::Metadata>,
+    ) -> impl Future<Output = Result<(), OperationError>> + Send {
+        NotImplemented::new("delete")
+    }
 
     /// Lists every base value of this descriptor that exists in the south.
     fn retrieve(
@@ -538,7 +382,7 @@ pub trait Descriptor: Send + Sync + 'static {
         _context: &Context,
         _known: &[Known<'_, ValueOf<Self>, Self::Metadata>],
     ) -> impl Future<Output = Result<RetrievedBy<Self>, OperationError>> + Send {
-        async { Err(OperationError::permanent("retrieve is not implemented")) }
+        NotImplemented::new("retrieve")
     }
 
     /// Descriptors whose values are retrieved before those of this one.

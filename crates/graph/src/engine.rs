@@ -17,8 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use self::options::Options;
 pub use self::reads::{Dump, DumpIndex, DumpedValue, View};
-use crate::descriptor::Descriptor;
-use crate::erased::{ErasedDescriptor, Typed};
+use crate::erased::{BoxedDescriptor, ErasedDescriptor};
 use crate::graph::Graph;
 use crate::health::Health;
 use crate::history::{self, History};
@@ -57,11 +56,16 @@ pub enum Error {
     #[error(transparent)]
     History(history::Error),
     /// Some values failed; the record lists them.
-    #[error("transaction {} failed: {}", .0.seq, first_error(.0))]
+    #[error("transaction {} failed: {}", .0.seq, all_errors(.0))]
     Failed(Arc<TransactionRecord>),
     /// The values did not become configured in time; the transaction itself stands.
-    #[error("{0} is not configured yet")]
-    NotConfigured(String),
+    #[error("{key} is not configured yet")]
+    NotConfigured {
+        /// The key of a value that is not.
+        key: String,
+        /// The transaction.
+        record: Arc<TransactionRecord>,
+    },
     /// A descriptor was refused.
     #[error(transparent)]
     Registration(#[from] registry::Error),
@@ -94,8 +98,13 @@ impl From<history::Error> for Error {
     }
 }
 
-fn first_error(record: &TransactionRecord) -> String {
-    record.errors.first().map(ToString::to_string).unwrap_or_default()
+/// The errors of a transaction in one line, at most three of them.
+fn all_errors(record: &TransactionRecord) -> String {
+    let first: Vec<String> = record.errors.iter().take(3).map(ToString::to_string).collect();
+    match record.errors.len().saturating_sub(first.len()) {
+        0 => first.join("; "),
+        more => format!("{}; and {more} more", first.join("; ")),
+    }
 }
 
 /// Makes an engine from options and descriptors.
@@ -135,12 +144,16 @@ impl Builder {
     /// Adds a descriptor.
     ///
     /// # Errors
-    /// Refuses a name or a key prefix that is taken, and a cycle in the order of retrieval.
-    pub fn register<D: Descriptor>(mut self, descriptor: D) -> Result<Self, registry::Error> {
+    /// Refuses a name or keys that are taken, and a cycle in the order of retrieval.
+    pub fn register(
+        mut self,
+        descriptor: impl Into<BoxedDescriptor>,
+    ) -> Result<Self, registry::Error> {
+        let BoxedDescriptor(descriptor) = descriptor.into();
+        self.registry.register(Arc::clone(&descriptor))?;
         if let Some(index) = descriptor.metadata_index() {
             self.indexes.declare(index);
         }
-        self.registry.register(Arc::new(Typed(descriptor)))?;
         Ok(self)
     }
 
@@ -379,7 +392,9 @@ impl Engine {
             };
             tokio::select! {
                 event = watch.next() => if event.is_none() { return Err(Error::Stopped) },
-                () = &mut sleep => return Err(Error::NotConfigured(key.to_string())),
+                () = &mut sleep => {
+                    return Err(Error::NotConfigured { key: key.to_string(), record });
+                }
             }
         }
     }
@@ -436,9 +451,14 @@ impl Engine {
     }
 
     /// Adds a descriptor to a running engine; values that waited for it are applied.
-    pub async fn register<D: Descriptor>(&self, descriptor: D) -> Result<(), Error> {
+    ///
+    /// # Errors
+    /// [`Error::Registration`] for what [`Builder::register`] refuses, and if it would take over a
+    /// value that another descriptor has applied.
+    pub async fn register(&self, descriptor: impl Into<BoxedDescriptor>) -> Result<(), Error> {
         let (reply, answer) = oneshot::channel();
-        let request = Request::Register(Arc::new(Typed(descriptor)), reply);
+        let BoxedDescriptor(descriptor) = descriptor.into();
+        let request = Request::Register(descriptor, reply);
         self.requests.send(request).await.map_err(|_| Error::Stopped)?;
         answer.await.map_err(|_| Error::Stopped)?
     }

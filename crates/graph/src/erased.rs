@@ -13,13 +13,14 @@ use crate::descriptor::{
     InvalidValue, Known, OperationError, Retrieved, ValueOf,
 };
 use crate::key::Key;
-use crate::value::{Metadata, Value};
+use crate::selector::KeySelector;
+use crate::value::{Metadata, Value, ValueType};
 
 pub(crate) type Job<T> = Pin<Box<dyn Future<Output = Result<T, OperationError>> + Send>>;
 
 pub(crate) trait ErasedDescriptor: Send + Sync {
     fn name(&self) -> &str;
-    fn prefixes(&self) -> Vec<String>;
+    fn keys(&self) -> KeySelector;
     fn abilities(&self) -> Abilities;
     fn metadata_index(&self) -> Option<&str>;
     fn label(&self, key: &Key) -> String;
@@ -61,8 +62,72 @@ impl fmt::Debug for dyn ErasedDescriptor {
     }
 }
 
+/// A descriptor of any type, so that descriptors of several types fit into one collection. Cheap to
+/// clone.
+///
+/// [`Builder::register`](crate::Builder::register) takes it in place of a descriptor, as it takes an
+/// `Arc` of one.
+///
+/// ```
+/// use mainstay_graph::{BoxedDescriptor, Builder, Descriptor, Options, PrefixModel};
+///
+/// struct Named(&'static str, PrefixModel<u32>);
+///
+/// impl Descriptor for Named {
+///     type Model = PrefixModel<u32>;
+///     type Metadata = ();
+///
+///     fn name(&self) -> &str {
+///         self.0
+///     }
+///
+///     fn model(&self) -> &Self::Model {
+///         &self.1
+///     }
+/// }
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = |prefix| PrefixModel::new(prefix, |number: &u32| Some(number.to_string()));
+/// let all: Vec<BoxedDescriptor> =
+///     vec![Named("port", model("port/")).into(), Named("link", model("link/")).into()];
+/// let mut builder = Builder::new(Options::default());
+/// for descriptor in all {
+///     builder = builder.register(descriptor)?;
+/// }
+/// # let _ = builder;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct BoxedDescriptor(pub(crate) Arc<dyn ErasedDescriptor>);
+
+impl BoxedDescriptor {
+    /// The descriptor's name.
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// The operations that may be called.
+    pub fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+}
+
+impl<D: Descriptor> From<D> for BoxedDescriptor {
+    fn from(descriptor: D) -> Self {
+        Self::from(Arc::new(descriptor))
+    }
+}
+
+impl<D: Descriptor> From<Arc<D>> for BoxedDescriptor {
+    fn from(descriptor: Arc<D>) -> Self {
+        let abilities = descriptor.abilities() & Abilities::of::<D>();
+        Self(Arc::new(Typed(descriptor, abilities)))
+    }
+}
+
 /// A typed descriptor behind the untyped trait.
-pub(crate) struct Typed<D>(pub(crate) D);
+struct Typed<D>(Arc<D>, Abilities);
 
 fn typed<D: Descriptor>(value: &Value) -> Result<&ValueOf<D>, OperationError> {
     value.get::<ValueOf<D>>().ok_or_else(|| {
@@ -78,12 +143,12 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
         self.0.name()
     }
 
-    fn prefixes(&self) -> Vec<String> {
-        self.0.prefixes()
+    fn keys(&self) -> KeySelector {
+        self.0.keys()
     }
 
     fn abilities(&self) -> Abilities {
-        self.0.abilities()
+        self.1
     }
 
     fn metadata_index(&self) -> Option<&str> {
@@ -103,7 +168,7 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
             return Some(value.clone());
         }
         let json = value.get::<serde_json::Value>()?;
-        serde_json::from_value::<ValueOf<D>>(json.clone()).ok().map(Value::new)
+        ValueOf::<D>::from_json(json.clone()).ok().map(Value::new)
     }
 
     fn equivalent(&self, key: &Key, old: &Value, new: &Value) -> bool {
@@ -119,8 +184,8 @@ impl<D: Descriptor> ErasedDescriptor for Typed<D> {
             None => {
                 let problem = value
                     .get::<serde_json::Value>()
-                    .and_then(|json| serde_json::from_value::<ValueOf<D>>(json.clone()).err())
-                    .map_or_else(|| "it is of another type".to_owned(), |error| error.to_string());
+                    .and_then(|json| ValueOf::<D>::from_json(json.clone()).err())
+                    .unwrap_or_else(|| "it is of another type".to_owned());
                 let name = self.0.name();
                 Err(InvalidValue {
                     reason: format!("not a value of {name}: {problem}"),

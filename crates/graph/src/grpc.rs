@@ -42,9 +42,9 @@ mod generated {
 pub use self::generated::graph_client::GraphClient;
 pub use self::generated::graph_server::{Graph, GraphServer};
 pub use self::generated::{
-    CommitReply, HealthReply, HealthRequest, KeyError, OnFailure, Operation, PlanReply, Resync,
-    Retry, StatusReply, StatusRequest, TransactionRequest, UnseenDescriptor, ValueStatus,
-    WatchReply,
+    CommitReply, HealthReply, HealthRequest, KeyError, Labels, OnFailure, Operation, PlanReply,
+    Resync, Retry, RollBackRequest, StatusReply, StatusRequest, TransactionRequest,
+    UnseenDescriptor, ValueStatus, WatchReply,
 };
 use crate::engine::{Engine, Error};
 use crate::record::{OperationRecord, TransactionRecord};
@@ -57,6 +57,12 @@ const WATCH_CAPACITY: usize = 1024;
 /// The tonic service of an engine.
 pub fn server(engine: Engine) -> GraphServer<EngineService> {
     GraphServer::new(EngineService { engine })
+}
+
+/// The same as a router, for a listener that serves nothing else.
+#[cfg(feature = "rest")]
+pub fn router(engine: Engine) -> axum::Router {
+    axum::Router::new().route_service("/mainstay.graph.v1.Graph/{*call}", server(engine))
 }
 
 /// Answers the calls of `proto/graph.proto` with one engine. Made by [`server`].
@@ -95,6 +101,17 @@ impl Graph for EngineService {
         let transaction = read(request.into_inner())?;
         let operations = self.engine.plan(transaction).await.map_err(refusal)?;
         Ok(Response::new(PlanReply { operations: operations.iter().map(operation).collect() }))
+    }
+
+    async fn roll_back(
+        &self,
+        request: Request<RollBackRequest>,
+    ) -> Result<Response<CommitReply>, Status> {
+        let record = match self.engine.roll_back_to(request.get_ref().seq).await {
+            Err(Error::Failed(record)) => record,
+            other => other.map_err(refusal)?,
+        };
+        Ok(Response::new(reply(&record)))
     }
 
     async fn status(
@@ -157,6 +174,12 @@ fn read(request: TransactionRequest) -> Result<Transaction, Status> {
     for key in &request.delete {
         transaction = transaction.delete(key.as_str());
     }
+    for (key, labels) in &request.labels {
+        if !request.set.contains_key(key) {
+            return Err(Status::invalid_argument(format!("labels: {key} is not in set")));
+        }
+        transaction = transaction.labels(key, labels.labels.clone().into_iter().collect());
+    }
     transaction = transaction.resync(match request.resync() {
         Resync::None => transaction::Resync::NotResync,
         Resync::Full => transaction::Resync::FullResync,
@@ -186,7 +209,7 @@ fn refusal(error: Error) -> Status {
         Error::QueueFull => Status::resource_exhausted(text),
         Error::Stopped | Error::Halted(_) => Status::unavailable(text),
         Error::History(_) => Status::out_of_range(text),
-        Error::NotConfigured(_) => Status::deadline_exceeded(text),
+        Error::NotConfigured { .. } => Status::deadline_exceeded(text),
         Error::Unknown(_) => Status::not_found(text),
         _ => Status::internal(text),
     }

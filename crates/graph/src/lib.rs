@@ -28,6 +28,8 @@ mod ledger;
 pub mod log;
 mod metadata;
 mod picture;
+#[cfg(feature = "prost")]
+pub mod proto;
 pub mod record;
 mod refresh;
 pub mod registry;
@@ -35,6 +37,7 @@ pub mod registry;
 pub mod rest;
 #[cfg(feature = "scenario")]
 pub mod scenario;
+mod selector;
 mod state;
 pub mod stats;
 pub mod status;
@@ -46,17 +49,19 @@ mod worker;
 
 pub use descriptor::{
     Abilities, AnyOf, Context, Dependency, Derived, Descriptor, InvalidValue, Known, Model,
-    OperationError, PrefixModel, Retrieved, UserLabels, ValueOf,
+    OperationError, PatternModel, PrefixModel, Retrieved, UserLabels, ValueOf,
 };
 pub use engine::{Builder, Engine, Error, Options, View};
+pub use erased::BoxedDescriptor;
 pub use health::Health;
 pub use history::Limits;
 pub use journal::FileJournal;
 pub use key::{Key, KeySet};
 pub use mainstay_clock::{Clock, ManualClock, SystemClock};
-pub use metadata::MetadataIndexes;
+pub use metadata::{Handle, MetadataIndexes, MetadataType};
 pub use picture::Picture;
 pub use record::{KeyError, OperationRecord, TransactionRecord};
+pub use selector::KeySelector;
 pub use state::{Operation, Origin, ValueState};
 pub use status::{StatusWatch, ValueStatus, WatchEvent};
 pub use transaction::{Notification, OnFailure, Resync, Retry, Transaction, TransactionType};

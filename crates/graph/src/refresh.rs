@@ -61,9 +61,9 @@ pub(crate) fn base_values(
     descriptor: DescriptorId,
 ) -> Vec<KeyId> {
     registry
-        .prefixes_of(descriptor)
-        .flat_map(|prefix| graph.with_prefix(prefix))
-        .filter(|(_, _, node)| node.base.is_none())
+        .starts_of(descriptor)
+        .flat_map(|start| graph.with_prefix(start))
+        .filter(|(key, _, node)| node.base.is_none() && registry.serves(descriptor, key))
         .map(|(_, id, _)| id)
         .collect()
 }

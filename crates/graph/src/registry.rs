@@ -1,13 +1,15 @@
 //! The registered descriptors: which one serves a key, and in which order they retrieve.
 //!
-//! Always holds: no two prefixes overlap, so a key has at most one descriptor; the retrieve order
-//! has no cycle. Both are checked when registering: a mistake is an error at start, never later.
+//! Always holds: no two prefixes overlap, no two patterns overlap, and [`Registry::for_key`] orders
+//! patterns, functions and prefixes, so a key has at most one descriptor; the retrieve order has no
+//! cycle. All is checked when registering: a mistake is an error at start, never later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::erased::ErasedDescriptor;
+use crate::selector::{KeyFunction, KeyPattern, Rule};
 
 /// The number of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,17 +25,40 @@ pub enum Error {
     /// It has no key prefix.
     #[error("descriptor {0} has no key prefix, or an empty one")]
     NoPrefix(String),
+    /// A pattern of keys is not valid.
+    #[error("pattern {pattern:?} of descriptor {name} is not valid: {reason}")]
+    BadPattern {
+        /// The descriptor that was refused.
+        name: String,
+        /// Its pattern.
+        pattern: String,
+        /// The mistake.
+        reason: &'static str,
+    },
     /// Another descriptor serves some of its keys.
-    #[error("prefix {prefix} of descriptor {name} overlaps {other_prefix} of descriptor {other}")]
+    #[error("{keys} of descriptor {name} overlaps {other_keys} of descriptor {other}")]
     Overlap {
         /// The descriptor that was refused.
         name: String,
-        /// Its prefix.
-        prefix: String,
-        /// The descriptor that has the prefix already.
+        /// Its prefix or pattern.
+        keys: String,
+        /// The descriptor that has the keys already.
         other: String,
-        /// Its prefix.
-        other_prefix: String,
+        /// Its prefix or pattern.
+        other_keys: String,
+    },
+    /// Another descriptor has applied a value that this one would serve.
+    #[error(
+        "descriptor {name} would take over {key}, which descriptor {other} has applied; register it \
+         before the first transaction"
+    )]
+    Taken {
+        /// The descriptor that was refused.
+        name: String,
+        /// The key of the value.
+        key: String,
+        /// The descriptor that has applied it.
+        other: String,
     },
     /// The order of retrieval has a cycle.
     #[error("retrieve order has a cycle: {}", .0.join(" after "))]
@@ -48,10 +73,15 @@ pub enum Error {
 pub(crate) struct Registry {
     descriptors: Vec<Arc<dyn ErasedDescriptor>>,
     prefixes: BTreeMap<String, DescriptorId>,
+    patterns: Vec<(KeyPattern, DescriptorId)>,
+    functions: Vec<(KeyFunction, DescriptorId)>,
+    /// The beginnings of the keys of each descriptor, in order; none begins another.
+    starts: Vec<Vec<Arc<str>>>,
     order: Vec<DescriptorId>,
 }
 
 impl Registry {
+    /// Adds a descriptor; a refused one changes nothing.
     pub(crate) fn register(
         &mut self,
         descriptor: Arc<dyn ErasedDescriptor>,
@@ -60,24 +90,64 @@ impl Registry {
         if self.by_name(&name).is_some() {
             return Err(Error::Exists(name));
         }
-        let prefixes: BTreeSet<String> = descriptor.prefixes().into_iter().collect();
-        if prefixes.is_empty() || prefixes.contains("") {
+        let keys = descriptor.keys();
+        let empty = |rule: &Rule| matches!(rule, Rule::Prefix(prefix) if prefix.is_empty());
+        if keys.rules.is_empty() || keys.rules.iter().any(empty) {
             return Err(Error::NoPrefix(name));
-        }
-        for prefix in &prefixes {
-            if let Some((other_prefix, other)) = self.overlapping(prefix) {
-                let other = self.get(other).name().to_owned();
-                return Err(Error::Overlap { name, prefix: prefix.clone(), other, other_prefix });
-            }
         }
         let id =
             u16::try_from(self.descriptors.len()).map(DescriptorId).map_err(|_| Error::TooMany)?;
         let mut next = self.clone();
+        let prefixes = keys.rules.iter().filter(|rule| matches!(rule, Rule::Prefix(_)));
+        for prefix in outermost(prefixes) {
+            next.add_prefix(&name, id, &prefix)?;
+        }
+        for rule in &keys.rules {
+            match rule {
+                Rule::Prefix(_) => {}
+                Rule::Pattern(pattern) => next.add_pattern(&name, id, pattern)?,
+                Rule::Function(function) => next.functions.push((function.clone(), id)),
+            }
+        }
+        next.starts.push(outermost(keys.rules.iter()));
         next.descriptors.push(descriptor);
-        next.prefixes.extend(prefixes.into_iter().map(|prefix| (prefix, id)));
         next.order = next.sort()?;
         *self = next;
         Ok(id)
+    }
+
+    fn add_prefix(&mut self, name: &str, id: DescriptorId, prefix: &str) -> Result<(), Error> {
+        if let Some((other_keys, other)) = self.overlapping(prefix) {
+            let (name, other) = (name.to_owned(), self.get(other).name().to_owned());
+            return Err(Error::Overlap {
+                name,
+                keys: format!("prefix {prefix}"),
+                other,
+                other_keys,
+            });
+        }
+        self.prefixes.insert(prefix.to_owned(), id);
+        Ok(())
+    }
+
+    fn add_pattern(
+        &mut self,
+        name: &str,
+        id: DescriptorId,
+        pattern: &KeyPattern,
+    ) -> Result<(), Error> {
+        let (name, text) = (name.to_owned(), pattern.text().to_owned());
+        if let Some(reason) = pattern.problem() {
+            return Err(Error::BadPattern { name, pattern: text, reason });
+        }
+        let mut others = self.patterns.iter().filter(|(_, owner)| *owner != id);
+        if let Some((other_keys, other)) = others.find(|(other, _)| other.overlaps(pattern)) {
+            let other = self.get(*other).name().to_owned();
+            let (keys, other_keys) = (format!("pattern {text}"), other_keys.text().to_owned());
+            return Err(Error::Overlap { name, keys, other, other_keys });
+        }
+        self.patterns.push((pattern.clone(), id));
+        Ok(())
     }
 
     fn overlapping(&self, prefix: &str) -> Option<(String, DescriptorId)> {
@@ -127,28 +197,53 @@ impl Registry {
         u16::try_from(position).ok().map(DescriptorId)
     }
 
-    /// The descriptor that answers for a key. No prefix begins another, so the greatest prefix that
-    /// is not after the key is the only one that can begin it.
+    /// The descriptor that serves a key: the one whose pattern fits, else the first whose function
+    /// accepts it, else the one whose prefix begins it.
     pub(crate) fn for_key(&self, key: &str) -> Option<DescriptorId> {
+        if let Some((_, id)) = self.patterns.iter().find(|(pattern, _)| pattern.accepts(key)) {
+            return Some(*id);
+        }
+        if let Some((_, id)) = self.functions.iter().find(|(function, _)| function.accepts(key)) {
+            return Some(*id);
+        }
+        // No prefix begins another, so only the greatest that is not after the key can begin it.
         let range = (Bound::Unbounded, Bound::Included(key));
         let (prefix, id) = self.prefixes.range::<str, _>(range).next_back()?;
         key.starts_with(prefix.as_str()).then_some(*id)
+    }
+
+    /// Whether the descriptor serves a key that begins with one of its [`Self::starts_of`].
+    pub(crate) fn serves(&self, id: DescriptorId, key: &str) -> bool {
+        (self.patterns.is_empty() && self.functions.is_empty()) || self.for_key(key) == Some(id)
     }
 
     pub(crate) fn in_retrieve_order(&self) -> impl Iterator<Item = DescriptorId> {
         self.order.iter().copied()
     }
 
-    pub(crate) fn prefixes_of(&self, id: DescriptorId) -> impl Iterator<Item = &str> {
-        self.prefixes
-            .iter()
-            .filter(move |(_, owner)| **owner == id)
-            .map(|(prefix, _)| prefix.as_str())
+    /// The beginnings of the keys of a descriptor, in order; none begins another.
+    pub(crate) fn starts_of(&self, id: DescriptorId) -> impl Iterator<Item = &str> {
+        self.starts[usize::from(id.0)].iter().map(|start| &**start)
     }
 
-    pub(crate) fn all_prefixes(&self) -> impl Iterator<Item = (&str, DescriptorId)> {
-        self.prefixes.iter().map(|(prefix, id)| (prefix.as_str(), *id))
+    /// Every prefix and pattern, with its descriptor.
+    pub(crate) fn all_keys(&self) -> impl Iterator<Item = (&str, DescriptorId)> {
+        let prefixes = self.prefixes.iter().map(|(prefix, id)| (prefix.as_str(), *id));
+        prefixes.chain(self.patterns.iter().map(|(pattern, id)| (pattern.text(), *id)))
     }
+}
+
+/// The beginnings of the keys of some rules, in order, without those that another one begins.
+fn outermost<'r>(rules: impl Iterator<Item = &'r Rule>) -> Vec<Arc<str>> {
+    let mut all: Vec<&str> = rules.map(Rule::start).collect();
+    all.sort_unstable();
+    let mut starts: Vec<Arc<str>> = Vec::new();
+    for start in all {
+        if starts.last().is_none_or(|last| !start.starts_with(&**last)) {
+            starts.push(start.into());
+        }
+    }
+    starts
 }
 
 fn circle(waiting: &BTreeMap<&str, (DescriptorId, BTreeSet<String>)>) -> Vec<String> {

@@ -1,27 +1,35 @@
 //! The engine over HTTP: `/scheduler/…`.
 //!
-//! The paths and arguments are those of Ligato's KVScheduler, its misspelt one included, and three
-//! of ours, `plan`, `commit` and `health`. A bad argument is answered with 400 and the values that are allowed, an
-//! unknown transaction, key or descriptor with 404, a moment beyond the kept history with 410. An engine
-//! whose journal has failed answers commits with 503.
+//! The paths and arguments are those of Ligato's KVScheduler, its misspelt one included, and five of
+//! ours, `plan`, `commit`, `roll-back`, `watch` and `health`. A bad argument is answered with 400 and
+//! the values that are allowed, an unknown transaction, key or descriptor with 404, a moment beyond
+//! the kept history with 410. A transaction that fails is answered with 409 and its whole record, the
+//! error and the status of its values. An engine whose journal has failed answers commits with 503.
 
 mod arguments;
 mod picture;
+mod watch;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{RawQuery, State};
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use self::arguments::Arguments;
+use self::watch::Selected;
+use crate::descriptor::UserLabels;
 use crate::engine::{Engine, Error, View};
 use crate::history;
+use crate::key::Key;
+use crate::record::TransactionRecord;
+use crate::status::ValueStatus;
 use crate::time::parse_duration;
 use crate::transaction::{OnFailure, Resync, Retry, Transaction};
 
@@ -54,6 +62,10 @@ pub fn router(engine: Engine) -> Router {
         .route("/scheduler/plan", post(plan))
         .route("/scheduler/commit", post(commit))
         .route("/scheduler/health", get(health))
+        .route("/scheduler/roll-back", post(roll_back))
+        .route("/scheduler/watch", get(watch))
+        .route("/scheduler", get(|| async { Redirect::temporary("scheduler/graph") }))
+        .route("/scheduler/", get(|| async { Redirect::temporary("graph") }))
         .with_state(engine)
 }
 
@@ -64,6 +76,31 @@ enum Refusal {
     Bad(String),
     /// The engine returned an error.
     Engine(Error),
+    /// A transaction did not succeed: the error, the record, and the status of its values.
+    Transaction(StatusCode, Box<NotDone>),
+}
+
+/// The answer to a transaction that did not succeed: its record, and more.
+#[derive(Debug, Serialize)]
+struct NotDone {
+    #[serde(flatten)]
+    record: Arc<TransactionRecord>,
+    error: String,
+    status: Vec<ValueStatus>,
+}
+
+/// An error of a transaction, with all that is known about it.
+fn explained(engine: &Engine, error: Error) -> Refusal {
+    let (code, record) = match &error {
+        Error::Failed(record) => (StatusCode::CONFLICT, record),
+        Error::NotConfigured { record, .. } => (StatusCode::REQUEST_TIMEOUT, record),
+        _ => return Refusal::Engine(error),
+    };
+    let keys = record.values.iter().map(|one| &one.key);
+    let keys: BTreeSet<&Key> = keys.chain(record.errors.iter().map(|one| &one.key)).collect();
+    let status = keys.into_iter().map(|key| engine.status(key)).collect();
+    let record = Arc::clone(record);
+    Refusal::Transaction(code, Box::new(NotDone { record, error: error.to_string(), status }))
 }
 
 impl From<Error> for Refusal {
@@ -85,11 +122,14 @@ impl IntoResponse for Refusal {
                     Error::QueueFull | Error::Stopped | Error::Halted(_) => {
                         StatusCode::SERVICE_UNAVAILABLE
                     }
-                    Error::NotConfigured(_) => StatusCode::REQUEST_TIMEOUT,
+                    Error::NotConfigured { .. } => StatusCode::REQUEST_TIMEOUT,
                     Error::Failed(_) | Error::Registration(_) => StatusCode::CONFLICT,
                     _ => StatusCode::INTERNAL_SERVER_ERROR,
                 };
                 (status, error.to_string())
+            }
+            Self::Transaction(status, not_done) => {
+                return (status, Json(not_done)).into_response();
             }
         };
         (status, format!("{text}\n")).into_response()
@@ -224,12 +264,19 @@ async fn metrics(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Ans
 
 /// A transaction as it is sent.
 #[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[serde(
+    deny_unknown_fields,
+    rename_all = "kebab-case",
+    expecting = "a map with the fields of a transaction: set, delete, labels, resync, on-failure, retry, description"
+)]
 struct Sent {
     #[serde(default)]
     set: BTreeMap<String, serde_json::Value>,
     #[serde(default)]
     delete: Vec<String>,
+    /// Labels by key, for values in `set`.
+    #[serde(default)]
+    labels: BTreeMap<String, UserLabels>,
     #[serde(default)]
     resync: Option<SentResync>,
     #[serde(default)]
@@ -265,8 +312,14 @@ struct SentRetry {
 fn read(body: &str) -> Answer<Transaction> {
     let sent: Sent = serde_json::from_str(body).map_err(|error| Refusal::Bad(error.to_string()))?;
     let mut transaction = Transaction::new().description(sent.description);
+    if let Some(key) = sent.labels.keys().find(|key| !sent.set.contains_key(*key)) {
+        return Err(Refusal::Bad(format!("labels: {key} is not in set")));
+    }
     for (key, value) in sent.set {
         transaction = transaction.set(key, value);
+    }
+    for (key, labels) in sent.labels {
+        transaction = transaction.labels(&key, labels);
     }
     for key in sent.delete {
         transaction = transaction.delete(key);
@@ -327,11 +380,34 @@ async fn commit(
 ) -> Answer<Response> {
     let arguments = Arguments::parse(query.as_deref(), &["durable", "wait"])?;
     let transaction = read(&body)?.durable(arguments.flag("durable")?);
-    let record = match arguments.number("wait")? {
+    let done = match arguments.number("wait")? {
         Some(seconds) => {
-            engine.commit_until_configured(transaction, Duration::from_secs(seconds)).await?
+            engine.commit_until_configured(transaction, Duration::from_secs(seconds)).await
         }
-        None => engine.commit(transaction).await?,
+        None => engine.commit(transaction).await,
     };
+    let record = done.map_err(|error| explained(&engine, error))?;
     Ok(Json(record).into_response())
+}
+
+async fn roll_back(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["seq-num"])?;
+    let missing = || Refusal::Bad("seq-num is missing; it names a transaction".to_owned());
+    let seq = arguments.number("seq-num")?.ok_or_else(missing)?;
+    let done = engine.roll_back_to(seq).await;
+    let record = done.map_err(|error| explained(&engine, error))?;
+    Ok(Json(record).into_response())
+}
+
+async fn watch(State(engine): State<Engine>, RawQuery(query): RawQuery) -> Answer<Response> {
+    let arguments = Arguments::parse(query.as_deref(), &["key", "key-prefix"])?;
+    let selected = match (arguments.get("key"), arguments.get("key-prefix")) {
+        (Some(_), Some(_)) => {
+            return Err(Refusal::Bad("give key or key-prefix, not both".to_owned()));
+        }
+        (Some(key), None) => Selected::Key(key.to_owned()),
+        (None, prefix) => Selected::Prefix(prefix.unwrap_or_default().to_owned()),
+    };
+    let kind = "application/x-ndjson";
+    Ok(([(header::CONTENT_TYPE, kind)], watch::body(&engine, selected)).into_response())
 }

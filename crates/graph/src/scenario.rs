@@ -2,7 +2,8 @@
 //!
 //! A scenario describes descriptors, the content of the south and where it fails, and a list of steps
 //! with expectations. [`play`] runs it against a real engine with a manual clock, so that the same
-//! file gives the same result every time. `docs/graph-scenarios.md` is the reference.
+//! file gives the same result every time. [`live`] makes an engine with the same descriptors and no
+//! steps, to be used on the machine's clock. `docs/graph-scenarios.md` is the reference.
 //!
 //! ```
 //! use mainstay_graph::scenario;
@@ -17,13 +18,17 @@
 //! # }
 //! ```
 
+mod clock;
 mod compare;
 mod file;
+mod kept;
+mod live;
 mod play;
 mod report;
 mod south;
 
 pub use self::file::{DelaySpec, Scenario};
+pub use self::live::live;
 pub use self::play::{Played, play};
 pub use self::report::{Report, StepReport};
 
@@ -40,6 +45,14 @@ pub enum Error {
     /// The engine returned an error.
     #[error(transparent)]
     Engine(#[from] crate::engine::Error),
+    /// The file of the simulated south cannot be used.
+    #[error("{}: the simulated south cannot be read or written", path.display())]
+    South {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The error of the file system.
+        source: std::io::Error,
+    },
 }
 
 /// Reads a scenario.

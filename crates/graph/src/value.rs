@@ -1,4 +1,4 @@
-//! Values and metadata of any type.
+//! Values of any type.
 //!
 //! A descriptor is written against a Rust type; the graph holds values of every type side by side.
 //! [`Value`] is the bridge: shared, compared and shown without knowing the type, and given back to
@@ -12,16 +12,44 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The traits that a Rust type needs to be a value. They are derived; this one is implemented for
-/// every type that has them.
-pub trait ValueType:
-    Serialize + DeserializeOwned + PartialEq + fmt::Debug + Send + Sync + 'static
-{
+pub use crate::metadata::Metadata;
+
+/// A Rust type whose instances can be values.
+///
+/// Implemented for every type that serde can read and write. For the messages of `prost`, which serde
+/// does not know, the macro `proto_value!` of the feature `prost` implements it.
+pub trait ValueType: PartialEq + fmt::Debug + Send + Sync + 'static {
+    /// The value as JSON, as it is shown, journalled and sent.
+    fn to_json(&self) -> Result<serde_json::Value, String>;
+
+    /// Reads a value from JSON.
+    fn from_json(json: serde_json::Value) -> Result<Self, String>
+    where
+        Self: Sized;
+
+    /// About the number of bytes that the value takes.
+    fn weight(&self) -> usize;
 }
 
-impl<T> ValueType for T where
-    T: Serialize + DeserializeOwned + PartialEq + fmt::Debug + Send + Sync + 'static
+impl<T> ValueType for T
+where
+    T: Serialize + DeserializeOwned + PartialEq + fmt::Debug + Send + Sync + 'static,
 {
+    fn to_json(&self) -> Result<serde_json::Value, String> {
+        serde_json::to_value(self).map_err(|error| error.to_string())
+    }
+
+    fn from_json(json: serde_json::Value) -> Result<Self, String> {
+        serde_json::from_value(json).map_err(|error| error.to_string())
+    }
+
+    fn weight(&self) -> usize {
+        let mut counted = Counted(0);
+        match serde_json::to_writer(&mut counted, self) {
+            Ok(()) => counted.0,
+            Err(_) => size_of::<T>(),
+        }
+    }
 }
 
 trait Erased: fmt::Debug + Send + Sync {
@@ -37,9 +65,7 @@ impl<T: ValueType> Erased for T {
     }
 
     fn json(&self) -> serde_json::Value {
-        serde_json::to_value(self).unwrap_or_else(|error| {
-            serde_json::Value::String(format!("cannot be shown as JSON: {error}"))
-        })
+        self.to_json().unwrap_or_else(unshowable)
     }
 
     fn same(&self, other: &dyn Erased) -> bool {
@@ -47,12 +73,12 @@ impl<T: ValueType> Erased for T {
     }
 
     fn weight(&self) -> usize {
-        let mut counted = Counted(0);
-        match serde_json::to_writer(&mut counted, self) {
-            Ok(()) => counted.0,
-            Err(_) => size_of::<T>(),
-        }
+        ValueType::weight(self)
     }
+}
+
+pub(crate) fn unshowable(error: String) -> serde_json::Value {
+    serde_json::Value::String(format!("cannot be shown as JSON: {error}"))
 }
 
 struct Counted(usize);
@@ -97,7 +123,7 @@ impl Value {
         self.0.json()
     }
 
-    /// The number of bytes that the value takes as JSON.
+    /// About the number of bytes that the value takes.
     pub fn weight(&self) -> usize {
         self.0.weight()
     }
@@ -138,10 +164,6 @@ impl<'de> Deserialize<'de> for Value {
         serde_json::Value::deserialize(deserializer).map(Self::new)
     }
 }
-
-/// A descriptor's data about an applied value: an index, a handle, a name given by the south. The
-/// same type as [`Value`] with another meaning.
-pub type Metadata = Value;
 
 #[cfg(test)]
 mod tests {

@@ -32,7 +32,7 @@ use crate::key::Key;
 use crate::ledger::{CommitReply, Ledger};
 use crate::log::TransactionLog;
 use crate::record::TransactionRecord;
-use crate::registry::{DescriptorId, Registry};
+use crate::registry::{self, DescriptorId, Registry};
 use crate::state::{Operation, ValueState};
 use crate::transaction::{self, Transaction, TransactionType};
 use crate::value::Value;
@@ -259,15 +259,18 @@ impl Service {
             let mut shared = self.inside.lock();
             let mut registry = Registry::clone(&shared.registry);
             let id = registry.register(Arc::clone(&descriptor))?;
+            refuse_takeover(&shared.graph, &registry, id)?;
             shared.registry = Arc::new(registry);
             if let Some(index) = descriptor.metadata_index() {
                 self.inside.indexes.declare(index);
             }
             let registry = Arc::clone(&shared.registry);
             let unimplemented: Vec<_> = registry
-                .prefixes_of(id)
-                .flat_map(|prefix| shared.graph.with_prefix(prefix))
-                .filter(|(_, _, node)| node.state == ValueState::Unimplemented)
+                .starts_of(id)
+                .flat_map(|start| shared.graph.with_prefix(start))
+                .filter(|(key, _, node)| {
+                    node.state == ValueState::Unimplemented && registry.serves(id, key)
+                })
                 .map(|(key, _, _)| key.clone())
                 .collect();
             unimplemented
@@ -362,6 +365,18 @@ impl Service {
     fn now(&self) -> Timestamp {
         self.inside.clock.now()
     }
+}
+
+/// Refuses a new descriptor for keys whose values another descriptor has applied.
+fn refuse_takeover(graph: &Graph, registry: &Registry, id: DescriptorId) -> Result<(), Error> {
+    let mut nodes = registry.starts_of(id).flat_map(|start| graph.with_prefix(start));
+    let taken = nodes.find_map(|(key, _, node)| {
+        let other = node.descriptor.filter(|other| *other != id && registry.serves(id, key))?;
+        Some((key.to_string(), other))
+    });
+    let Some((key, other)) = taken else { return Ok(()) };
+    let (name, other) = (registry.get(id).name().to_owned(), registry.get(other).name().to_owned());
+    Err(registry::Error::Taken { name, key, other }.into())
 }
 
 /// Restores the recorded doubt about a derived value: it waits to be created, or failed half-way.

@@ -31,6 +31,18 @@ pub trait Fetch: Sync {
     ) -> impl Future<Output = Result<(u16, String), NoAnswer>> + Send;
 }
 
+/// A client that also reads answers line by line while they arrive.
+pub trait Follow: Fetch {
+    /// Sends a GET request and calls `line` for each line of the answer, until it returns false.
+    /// Returns the status, and the body if it is not a success.
+    fn follow(
+        &self,
+        target: &Target,
+        url: &str,
+        line: &mut (dyn FnMut(&str) -> bool + Send),
+    ) -> impl Future<Output = Result<(u16, String), NoAnswer>> + Send;
+}
+
 /// The characters that a query value is escaped for.
 const ESCAPED: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.').remove(b':');

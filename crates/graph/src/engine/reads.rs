@@ -57,7 +57,7 @@ pub type Dump = Vec<DumpedValue>;
 pub struct DumpIndex {
     /// The names of descriptors.
     pub descriptors: Vec<String>,
-    /// The prefixes of keys.
+    /// The prefixes and patterns of keys.
     pub key_prefixes: Vec<String>,
     /// The views.
     pub views: Vec<View>,
@@ -198,15 +198,15 @@ impl Engine {
         descriptors.sort_unstable();
         DumpIndex {
             descriptors,
-            key_prefixes: registry.all_prefixes().map(|(prefix, _)| prefix.to_owned()).collect(),
+            key_prefixes: registry.all_keys().map(|(keys, _)| keys.to_owned()).collect(),
             views: vec![View::NB, View::SB, View::Cached],
         }
     }
 
-    /// The name of the descriptor with exactly this prefix.
+    /// The name of the descriptor with exactly this prefix or pattern.
     pub fn descriptor_of_prefix(&self, prefix: &str) -> Result<String, Error> {
         let shared = self.lock();
-        let found = shared.registry.all_prefixes().find(|(known, _)| *known == prefix);
+        let found = shared.registry.all_keys().find(|(known, _)| *known == prefix);
         let found = found.map(|(_, id)| shared.registry.get(id).name().to_owned());
         found.ok_or_else(|| Error::Unknown(format!("key prefix {prefix}")))
     }

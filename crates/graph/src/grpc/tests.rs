@@ -34,8 +34,8 @@ fn messages() -> Vec<(&'static str, Vec<u8>)> {
         retry: Some(Retry { period_ms: 250, max: 3, backoff: true }),
         description: "test".into(),
         wait_ms: 5_000,
-        // Came later; false is not encoded.
-        durable: false,
+        // Fields that came later are not encoded while they are unset.
+        ..TransactionRequest::default()
     };
     let operation = Operation {
         operation: "CREATE".into(),

@@ -1,11 +1,12 @@
 use super::*;
-use crate::descriptor::{Context, Descriptor, OperationError, PrefixModel};
-use crate::erased::Typed;
-use crate::key::Key;
+use crate::descriptor::{Descriptor, PrefixModel};
+use crate::erased::BoxedDescriptor;
+use crate::selector::KeySelector;
 
 struct Named {
     name: String,
     model: PrefixModel<u32>,
+    keys: KeySelector,
     after: Vec<String>,
 }
 
@@ -21,18 +22,8 @@ impl Descriptor for Named {
         &self.model
     }
 
-    async fn create(&self, _: &Context, _: &Key, _: &u32) -> Result<(), OperationError> {
-        Ok(())
-    }
-
-    async fn delete(
-        &self,
-        _: &Context,
-        _: &Key,
-        _: &u32,
-        _: Option<&()>,
-    ) -> Result<(), OperationError> {
-        Ok(())
+    fn keys(&self) -> KeySelector {
+        self.keys.clone()
     }
 
     fn retrieve_after(&self) -> Vec<String> {
@@ -41,11 +32,17 @@ impl Descriptor for Named {
 }
 
 fn descriptor(name: &str, prefix: &str, after: &[&str]) -> Arc<dyn ErasedDescriptor> {
-    Arc::new(Typed(Named {
+    with_keys(name, KeySelector::prefix(prefix), after)
+}
+
+fn with_keys(name: &str, keys: KeySelector, after: &[&str]) -> Arc<dyn ErasedDescriptor> {
+    let named = Named {
         name: name.to_owned(),
-        model: PrefixModel::new(prefix, |number: &u32| Some(number.to_string())),
+        model: PrefixModel::new(name, |number: &u32| Some(number.to_string())),
+        keys,
         after: after.iter().map(|name| (*name).to_owned()).collect(),
-    }))
+    };
+    BoxedDescriptor::from(named).0
 }
 
 fn order(registry: &Registry) -> Vec<&str> {
@@ -98,4 +95,65 @@ fn every_key_finds_its_descriptor_however_many_there_are() {
     }
     assert!(registry.for_key("p40/1").is_none());
     assert!(registry.for_key("p0").is_none());
+}
+
+#[test]
+fn a_pattern_beats_a_function_and_a_function_beats_a_prefix() {
+    let mut registry = Registry::default();
+    let small = KeySelector::function("bd/", |key| key.len() < 6);
+    let later = KeySelector::function("bd/", |key| key.len() < 8);
+    for (name, keys) in [
+        ("domain", KeySelector::prefix("bd/")),
+        ("member", KeySelector::pattern("bd/*/interface/*")),
+        ("small", small),
+        ("later", later),
+    ] {
+        registry.register(with_keys(name, keys, &[])).unwrap();
+    }
+    for (key, name) in [
+        ("bd/a/interface/b", Some("member")),
+        ("bd/a/interface/b/c", Some("domain")),
+        ("bd/domain", Some("domain")),
+        ("bd/a", Some("small")),
+        ("bd/abcd", Some("later")),
+        ("bx/a", None),
+    ] {
+        let found = registry.for_key(key);
+        assert_eq!(found.map(|id| registry.get(id).name()), name, "{key}");
+        for id in registry.in_retrieve_order() {
+            let begins = registry.starts_of(id).any(|start| key.starts_with(start));
+            assert_eq!(begins && registry.serves(id, key), found == Some(id), "{key}");
+        }
+    }
+}
+
+#[test]
+fn overlapping_and_malformed_patterns_are_refused() {
+    let mut registry = Registry::default();
+    registry.register(with_keys("a", KeySelector::pattern("bd/*/interface/*"), &[])).unwrap();
+    for (pattern, problem) in [
+        ("bd/x/interface/*", "pattern bd/x/interface/* of descriptor b overlaps bd/*/interface/*"),
+        ("bd/**", "overlaps"),
+        ("", "it is empty"),
+        ("bd/eth*", "alone between two slashes"),
+        ("bd/**/x", "must be its last part"),
+    ] {
+        let refused = registry.register(with_keys("b", KeySelector::pattern(pattern), &[]));
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(problem), "{pattern}: {text}");
+    }
+    assert!(registry.for_key("bd/eth0").is_none());
+}
+
+#[test]
+fn a_descriptor_may_have_several_selectors() {
+    let mut registry = Registry::default();
+    let keys = KeySelector::prefixes(["a/", "a/b/", "c/"]).or(KeySelector::pattern("a/*/x"));
+    let id = registry.register(with_keys("all", keys, &[])).unwrap();
+    for key in ["a/1", "a/b/1", "c/1", "a/z/x"] {
+        assert_eq!(registry.for_key(key), Some(id), "{key}");
+    }
+    assert_eq!(registry.starts_of(id).collect::<Vec<_>>(), ["a/", "c/"]);
+    let keys: Vec<&str> = registry.all_keys().map(|(keys, _)| keys).collect();
+    assert_eq!(keys, ["a/", "c/", "a/*/x"]);
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value as Json;
 
+use crate::selector::KeySelector;
 use crate::time::parse_duration;
 
 type Map<T> = BTreeMap<String, T>;
@@ -86,7 +87,11 @@ pub struct DescriptorSpec {
     /// Its name.
     pub name: String,
     /// The prefix of its keys.
-    pub prefix: String,
+    #[serde(default)]
+    pub prefix: Option<String>,
+    /// The pattern of its keys; it beats the prefix of another descriptor.
+    #[serde(default)]
+    pub pattern: Option<String>,
     /// How values are derived from items.
     #[serde(default)]
     pub items: Items,
@@ -111,6 +116,15 @@ pub struct DescriptorSpec {
     /// Whether it is registered by a step only.
     #[serde(default)]
     pub late: bool,
+}
+
+impl DescriptorSpec {
+    /// The keys of the descriptor.
+    pub(super) fn keys(&self) -> KeySelector {
+        let prefix = self.prefix.as_ref().map(KeySelector::prefix);
+        let pattern = self.pattern.as_ref().map(KeySelector::pattern);
+        prefix.into_iter().chain(pattern).fold(KeySelector::default(), KeySelector::or)
+    }
 }
 
 /// A dependency.

@@ -10,6 +10,7 @@ use mainstay_clock::ManualClock;
 use serde_json::{Value as Json, json};
 use tokio_util::sync::CancellationToken;
 
+use super::clock::ScenarioClock;
 use super::compare::differences;
 use super::file::{NotifySpec, ResyncSpec, RetrySpec, Scenario, Step, TxnSpec};
 use super::report::{Report, StepReport, TransactionReport};
@@ -30,6 +31,7 @@ pub struct Played {
     pub report: Report,
     /// The engine.
     pub engine: Engine,
+    clock: Arc<ScenarioClock>,
     stop: CancellationToken,
     worker: tokio::task::JoinHandle<()>,
 }
@@ -41,14 +43,22 @@ impl Played {
         // A worker that panicked has stopped already.
         let _ = self.worker.await;
     }
+
+    /// Lets the engine run on with the machine's clock: retries happen by themselves from now on.
+    /// Returns its handle, the token that stops it, and its worker.
+    pub fn go_live(self) -> (Engine, CancellationToken, tokio::task::JoinHandle<()>) {
+        self.clock.go_live();
+        (self.engine, self.stop, self.worker)
+    }
 }
 
 /// Plays a scenario from beginning to end.
 pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
     let clock = ManualClock::new(Timestamp::from_second(1_600_000_000).unwrap_or_default());
-    let south = South::new(scenario, Arc::clone(&clock) as _);
+    let live = ScenarioClock::new(Arc::clone(&clock));
+    let south = South::new(scenario, Arc::clone(&live) as _);
     let options = Options {
-        clock: Arc::clone(&clock) as _,
+        clock: Arc::clone(&live) as _,
         parallel: scenario.parallel.unwrap_or(1),
         verify: scenario.verify,
         ..Options::default()
@@ -72,7 +82,7 @@ pub async fn play(scenario: &Scenario) -> Result<Played, super::Error> {
     }
     report.slept = stage.slept;
     let worker = tokio::spawn(stage.worker);
-    Ok(Played { report, engine, stop, worker })
+    Ok(Played { report, engine, clock: live, stop, worker })
 }
 
 /// The engine's worker. The steps poll it themselves, so that the order of events never depends on

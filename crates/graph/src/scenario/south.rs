@@ -1,20 +1,25 @@
 //! A simulated south: values in memory, failures on demand, and a list of all operations.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::{Mutex, MutexGuard};
+use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tokio::sync::Notify;
 
 use super::file::{DelaySpec, DescriptorSpec, FailSpec, InvalidSpec, Items, Op, Scenario};
+use super::kept::KeptSouth;
 use crate::descriptor::{
     Abilities, AnyOf, Context, Dependency, Derived, Descriptor, InvalidValue, Known, Model,
     OperationError, Retrieved,
 };
 use crate::key::Key;
+use crate::selector::KeySelector;
 use crate::state::Origin;
 use crate::time::{Clock, later};
 
@@ -40,10 +45,12 @@ struct Inside {
     numbers: HashMap<String, i64>,
     calls: Vec<String>,
     correlate: BTreeMap<String, BTreeMap<String, Json>>,
+    kept: Option<KeptSouth>,
 }
 
-#[derive(Debug, Clone)]
-struct Held {
+/// A value in the south.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Held {
     value: Json,
     derived: bool,
     metadata: Option<i64>,
@@ -65,13 +72,22 @@ impl South {
                 Some("sb") => Origin::South,
                 _ => Origin::Unknown,
             };
-            if let (Some(number), Some(spec)) = (one.metadata, inside.spec_of(&one.key)) {
-                let next = inside.numbers.entry(spec).or_insert(0);
-                *next = (*next).max(number + 1);
-            }
+            inside.count_from(&one.key, one.metadata);
             inside.put_whole(&one.key, one.value.clone(), one.metadata, origin);
         }
         Self { inside: Arc::new(Mutex::new(inside)), clock, asleep: Arc::default() }
+    }
+
+    /// Keeps the values in a file from now on; one that exists has the values of an earlier run.
+    pub(super) fn keep(&self, path: &Path) -> io::Result<()> {
+        let mut inside = self.lock();
+        let (kept, values) = KeptSouth::open(path, std::mem::take(&mut inside.values))?;
+        for (key, held) in &values {
+            inside.count_from(key, held.metadata);
+        }
+        inside.values = values;
+        inside.kept = Some(kept);
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inside> {
@@ -149,16 +165,39 @@ impl South {
 }
 
 impl Inside {
-    fn spec_of(&self, key: &str) -> Option<String> {
-        self.specs.iter().find(|spec| key.starts_with(&spec.prefix)).map(|spec| spec.name.clone())
+    /// New numbers of a descriptor follow those of its values.
+    fn count_from(&mut self, key: &str, metadata: Option<i64>) {
+        let name = self.spec_of(key).map(|spec| spec.name.clone());
+        if let (Some(number), Some(name)) = (metadata, name) {
+            let next = self.numbers.entry(name).or_insert(0);
+            *next = (*next).max(number + 1);
+        }
+    }
+
+    /// Sets or deletes one value, in the file too.
+    fn set(&mut self, key: &str, held: Option<Held>) -> io::Result<()> {
+        if let Some(kept) = &mut self.kept {
+            kept.write(key, held.as_ref())?;
+        }
+        match held {
+            Some(held) => self.values.insert(key.to_owned(), held),
+            None => self.values.remove(key),
+        };
+        Ok(())
+    }
+
+    /// The descriptor of a key: a pattern beats a prefix.
+    fn spec_of(&self, key: &str) -> Option<&DescriptorSpec> {
+        let fits = |pattern: &String| KeySelector::pattern(pattern).accepts(key);
+        let begins = |prefix: &String| key.starts_with(prefix.as_str());
+        let by_pattern = self.specs.iter().find(|spec| spec.pattern.as_ref().is_some_and(fits));
+        let by_prefix = || self.specs.iter().find(|spec| spec.prefix.as_ref().is_some_and(begins));
+        by_pattern.or_else(by_prefix)
     }
 
     /// Sets a base value and its derived values.
     fn put_whole(&mut self, key: &str, value: Json, metadata: Option<i64>, origin: Origin) {
-        let derives = self
-            .specs
-            .iter()
-            .any(|spec| key.starts_with(&spec.prefix) && spec.items == Items::Derive);
+        let derives = self.spec_of(key).is_some_and(|spec| spec.items == Items::Derive);
         if derives {
             for (derived, value) in derived(key, &value) {
                 self.values.insert(derived, Held { value, derived: true, metadata: None, origin });
@@ -226,11 +265,9 @@ impl Inside {
                         metadata: old.as_ref().and_then(|old| old.metadata),
                         origin: old.map_or(Origin::North, |old| old.origin),
                     };
-                    self.values.insert(target, held);
+                    self.set(&target, Some(held))?;
                 }
-                None => {
-                    self.values.remove(&target);
-                }
+                None => self.set(&target, None)?,
             }
         }
         let text = failing.error.unwrap_or_else(|| format!("{} failed", op.word()));
@@ -294,7 +331,7 @@ pub(super) struct MadeUp {
 
 impl MadeUp {
     pub(super) fn new(spec: DescriptorSpec, south: South) -> Self {
-        let model = PlainModel(spec.prefix.clone());
+        let model = PlainModel(spec.prefix.clone().unwrap_or_default());
         Self { spec, model, south }
     }
 }
@@ -309,6 +346,10 @@ impl Descriptor for MadeUp {
 
     fn model(&self) -> &PlainModel {
         &self.model
+    }
+
+    fn keys(&self) -> KeySelector {
+        self.spec.keys()
     }
 
     fn abilities(&self) -> Abilities {
@@ -363,7 +404,7 @@ impl Descriptor for MadeUp {
             Some(number)
         };
         let held = Held { value: value.clone(), derived, metadata: number, origin: Origin::North };
-        inside.values.insert(key.to_string(), held);
+        inside.set(key, Some(held))?;
         Ok(number.unwrap_or_default())
     }
 
@@ -383,7 +424,7 @@ impl Descriptor for MadeUp {
             metadata: old.and_then(|old| old.metadata),
             origin: Origin::North,
         };
-        inside.values.insert(key.to_string(), held);
+        inside.set(key, Some(held))?;
         Ok(None)
     }
 
@@ -395,7 +436,7 @@ impl Descriptor for MadeUp {
         _metadata: Option<&i64>,
     ) -> Result<(), OperationError> {
         let mut inside = self.south.attempt(Op::Delete, key, context.base()).await?;
-        inside.values.remove(key.as_str());
+        inside.set(key, None)?;
         Ok(())
     }
 
@@ -410,10 +451,8 @@ impl Descriptor for MadeUp {
         });
         self.south.lock().correlate.insert(self.spec.name.clone(), told.collect());
         let inside = self.south.attempt(Op::Retrieve, &self.spec.name, None).await?;
-        let own = inside
-            .values
-            .iter()
-            .filter(|(key, held)| !held.derived && key.starts_with(&self.spec.prefix));
+        let is_own = |key: &str| inside.spec_of(key).is_some_and(|one| one.name == self.spec.name);
+        let own = inside.values.iter().filter(|(key, held)| !held.derived && is_own(key));
         Ok(own
             .map(|(key, held)| Retrieved {
                 key: Key::from(key.as_str()),

@@ -82,7 +82,7 @@ impl Walk {
         let retrying = is_retriable && retry.is_some_and(|retry| retry.delay(attempt).is_some());
         let failure = Arc::new(Failure {
             operation,
-            message: error.to_string(),
+            message: error.chain(),
             retriable: is_retriable,
             fields: Vec::new(),
         });

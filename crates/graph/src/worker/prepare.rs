@@ -50,7 +50,7 @@ impl Service {
         match surroundings.run(context, job).await {
             Ok(found) => Some(Look { descriptor, known, found }),
             Err(error) => {
-                warnings.push(format!("{name} failed to retrieve: {error}"));
+                warnings.push(format!("{name} failed to retrieve: {}", error.chain()));
                 None
             }
         }

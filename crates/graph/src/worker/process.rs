@@ -388,7 +388,7 @@ impl Service {
                 }
             };
             if let Some((record, error)) = failed {
-                record.new_error = Some(error.to_string().into());
+                record.new_error = Some(error.chain().into());
                 record.new_state = ValueState::Failed;
                 let graph = &mut self.inside.lock().graph;
                 if graph.node(id).is_some() {

@@ -174,6 +174,100 @@ async fn rest_plans_commits_and_resyncs() {
 }
 
 #[tokio::test]
+async fn rest_tells_everything_about_a_failed_commit() {
+    let running = running().await;
+    for key in ["thing/y", "thing/z"] {
+        running.south.with(|south| south.fail_on.insert(("create", key.into())));
+    }
+    let value = r#"{"number": 1, "needs": [], "parts": {}}"#;
+    let set = format!(r#"{{"thing/x": {value}, "thing/y": {value}, "thing/z": {value}}}"#);
+    let body = format!(r#"{{"set": {set}, "on-failure": "best-effort"}}"#);
+    let (status, answer) = ask(&running, "POST", "/scheduler/commit", &body).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{answer}");
+    let answer: Json = serde_json::from_str(&answer).unwrap();
+    let seq = &answer["seq"];
+    let expected =
+        format!("transaction {seq} failed: CREATE thing/y: refused; CREATE thing/z: refused");
+    assert_eq!(answer["error"], expected);
+    let keys = |field: &str| -> Vec<Json> {
+        answer[field].as_array().unwrap().iter().map(|one| one["key"].clone()).collect()
+    };
+    assert_eq!(keys("executed"), ["thing/x", "thing/y", "thing/z"]);
+    assert_eq!(keys("errors"), ["thing/y", "thing/z"]);
+    assert_eq!(keys("status"), ["thing/x", "thing/y", "thing/z"]);
+    assert_eq!(answer["status"][0]["state"], "CONFIGURED");
+    assert_eq!(answer["status"][1]["state"], "FAILED");
+
+    let body = format!(r#"{{"set": {{"thing/w": {value}, "thing/z": {value}}}}}"#);
+    let (status, answer) = ask(&running, "POST", "/scheduler/commit?wait=5", &body).await;
+    assert_eq!(status, StatusCode::CONFLICT, "{answer}");
+    let answer: Json = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["reverted"], true);
+    assert_eq!(answer["status"][0]["state"], "NONEXISTENT", "{answer}");
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn a_commit_that_waits_in_vain_tells_what_was_done() {
+    let running = running().await;
+    let body = r#"{"set": {"thing/d": {"number": 1, "needs": ["thing/none"], "parts": {}}}}"#;
+    let (status, answer) = ask(&running, "POST", "/scheduler/commit?wait=0", body).await;
+    assert_eq!(status, StatusCode::REQUEST_TIMEOUT, "{answer}");
+    let answer: Json = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["error"], "thing/d is not configured yet");
+    assert_eq!(answer["executed"][0]["new_state"], "PENDING");
+    assert_eq!(answer["status"][0]["details"], json!(["thing/none"]));
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn rest_rolls_back_and_sets_labels() {
+    let running = running().await;
+    let body = r#"{"set": {"thing/d": {"number": 1, "needs": [], "parts": {}}},
+        "labels": {"thing/d": {"owner": "net"}}}"#;
+    let (status, answer) = ask(&running, "POST", "/scheduler/commit", body).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    assert_eq!(get(&running, "status?key=thing/d").await["labels"], json!({"owner": "net"}));
+    let stray = r#"{"labels": {"thing/d": {}}}"#;
+    let (status, answer) = ask(&running, "POST", "/scheduler/commit", stray).await;
+    assert_eq!((status, answer.trim()), (StatusCode::BAD_REQUEST, "labels: thing/d is not in set"));
+
+    let (status, answer) = ask(&running, "POST", "/scheduler/roll-back?seq-num=1", "").await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    assert_eq!(get(&running, "status?key=thing/d").await["state"], "NONEXISTENT");
+    for (path, code) in [("roll-back", 400), ("roll-back?seq-num=99", 404)] {
+        let (status, answer) = ask(&running, "POST", &format!("/scheduler/{path}"), "").await;
+        assert_eq!(status.as_u16(), code, "{answer}");
+    }
+    let (status, _) = ask(&running, "GET", "/scheduler/", "").await;
+    assert_eq!(status, StatusCode::TEMPORARY_REDIRECT);
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn rest_streams_the_status_and_its_changes() {
+    use futures_util::StreamExt;
+
+    let running = running().await;
+    let request = Request::get("/scheduler/watch?key-prefix=thing/b").body(Body::empty()).unwrap();
+    let answer = rest::router(running.engine.clone()).oneshot(request).await.unwrap();
+    let mut pieces = answer.into_body().into_data_stream();
+    let mut next = async || {
+        let piece = pieces.next().await?.unwrap();
+        Some(serde_json::from_slice::<Json>(&piece).unwrap())
+    };
+    let first = next().await.unwrap();
+    assert_eq!((&first["key"], &first["state"]), (&json!("thing/b"), &json!("PENDING")));
+    let needed = Transaction::new().set_typed("thing/none", Thing::new(7));
+    running.engine.commit(needed).await.unwrap();
+    assert_eq!(next().await.unwrap()["state"], "CONFIGURED");
+    let (status, _) = ask(&running, "GET", "/scheduler/watch?key=a&key-prefix=b", "").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    running.stop().await;
+    assert_eq!(next().await, None, "the stream ends with the engine");
+}
+
+#[tokio::test]
 async fn rest_accepts_every_form_of_a_retry_period() {
     for (sent, milliseconds) in [
         (r#"{"period": "3s"}"#, 3_000),
@@ -224,6 +318,22 @@ async fn grpc_commits_plans_and_watches() {
         .unwrap()
         .into_inner();
     assert_eq!(all.values.len(), 4);
+    let labelled = TransactionRequest {
+        set: [("thing/l".to_owned(), r#"{"number": 8, "needs": [], "parts": {}}"#.to_owned())]
+            .into(),
+        labels: [(
+            "thing/l".to_owned(),
+            grpc::Labels { labels: [("a".into(), "b".into())].into() },
+        )]
+        .into(),
+        ..Default::default()
+    };
+    client.commit(labelled).await.unwrap();
+    assert_eq!(running.engine.status("thing/l").labels["a"], "b");
+    client.roll_back(grpc::RollBackRequest { seq: 2 }).await.unwrap();
+    assert_eq!(running.engine.status("thing/l").state.name(), "NONEXISTENT");
+    let unknown = client.roll_back(grpc::RollBackRequest { seq: 99 }).await.unwrap_err();
+    assert_eq!(unknown.code(), tonic::Code::NotFound);
     let bad = TransactionRequest {
         set: [("thing/x".to_owned(), "{".to_owned())].into(),
         ..Default::default()
@@ -239,5 +349,20 @@ async fn grpc_commits_plans_and_watches() {
         assert!(refused.message().contains(reason), "{refused}");
         assert_eq!(client.plan(request).await.unwrap_err().code(), tonic::Code::InvalidArgument);
     }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn grpc_is_served_over_a_socket() {
+    let running = running().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let app = grpc::router(running.engine.clone());
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
+    let mut client = GraphClient::new(channel.connect().await.unwrap());
+    let all = client.status(StatusRequest::default()).await.unwrap().into_inner();
+    assert_eq!(all.values.len(), 3);
+    server.abort();
     running.stop().await;
 }

@@ -102,7 +102,9 @@ async fn a_commit_can_wait_until_everything_is_configured() {
     let engine = running.engine.clone();
     until(|| engine.status("thing/d").state == ValueState::Pending).await;
     clock.advance(Duration::from_secs(2));
-    assert!(matches!(commit.await.unwrap(), Err(Error::NotConfigured(key)) if key == "thing/d"));
+    assert!(
+        matches!(commit.await.unwrap(), Err(Error::NotConfigured { key, .. }) if key == "thing/d")
+    );
     running.stop().await;
 }
 
