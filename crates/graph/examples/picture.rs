@@ -29,7 +29,7 @@ impl Cluster {
         Self { nodes: pools + 1, disks: (volumes / 2).max(3), pools, volumes }
     }
 
-    /// What each value depends on.
+    /// The dependencies of each value of a kind, in YAML.
     fn depends(&self, kind: &str) -> String {
         let mut out = String::new();
         let mut add = |key: String, needs: &str| {

@@ -1,4 +1,4 @@
-//! What a viewer asked to see: which values, and which tiles are open.
+//! The options of a view: which values are shown, and which tiles are open.
 
 use std::collections::BTreeSet;
 

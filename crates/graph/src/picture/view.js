@@ -183,7 +183,7 @@
     });
     return result;
   }
-  // What is highlighted: a box under the pointer, else the search, else the chosen value.
+  // Highlights the box under the pointer, else the values found, else the chosen value.
   function mark() {
     boxes.forEach((box, b) => box.classList.toggle('chosen', chosen !== null && members[b].length === 1 && keyOf(members[b][0]) === chosen));
     const text = search.value.trim();
