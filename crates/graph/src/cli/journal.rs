@@ -138,3 +138,42 @@ fn described(error: &Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::journal::{Entry, FileJournal, Journal};
+
+    fn begin(seq: u64) -> Entry {
+        Entry::Begin { seq, reverts: false, changes: Vec::new(), parts: Vec::new() }
+    }
+
+    #[test]
+    fn exit_codes_tell_damage_from_bad_usage() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        let check = || run(JournalCommand::Check { path: path.clone(), output: Output::Json });
+        let repair =
+            |skip, cut, yes| run(JournalCommand::Repair { path: path.clone(), skip, cut, yes });
+        assert!(check().unwrap_err().contains("cannot open"), "there is no journal yet");
+        let mut journal = FileJournal::open(&path).unwrap();
+        for seq in 0..3 {
+            journal.append(&begin(seq), true).unwrap();
+        }
+        drop(journal);
+        assert_eq!((check(), repair(true, false, true)), (Ok(0), Ok(0)), "nothing to repair");
+        let file = path.join("journal");
+        let mut bytes = std::fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&file, &bytes).unwrap();
+        assert_eq!(check(), Ok(1));
+        assert_eq!(repair(false, false, false), Ok(1), "shows both ways");
+        assert_eq!(repair(false, true, false), Ok(1), "shows one way");
+        assert!(repair(false, false, true).is_err(), "the way must be chosen");
+        assert_eq!(std::fs::read(&file).unwrap(), bytes, "nothing was changed");
+        assert_eq!(repair(false, true, true), Ok(0));
+        assert_eq!(check(), Ok(0));
+        assert!(path.join("journal.before-repair-1").is_file());
+    }
+}
