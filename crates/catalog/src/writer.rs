@@ -22,9 +22,14 @@ use crate::error::{Error, Result, TxError};
 /// The most transactions that are committed together.
 const MOST: usize = 64;
 
+/// How many waiting transactions can be woken one by one; of more, some are woken needlessly.
+const WAKERS: usize = 64;
+
 pub(super) struct Writer {
     turns: Mutex<Turns>,
-    moved: Condvar,
+    /// The transaction with turn `n` waits on number `n` modulo their count, so that a turn that
+    /// ends wakes the next one alone.
+    next: [Condvar; WAKERS],
     state: Mutex<State>,
 }
 
@@ -119,14 +124,20 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.writer.turns.lock().ended += 1;
-        self.writer.moved.notify_all();
+        self.writer.waker(self.mine + 1).notify_all();
     }
 }
 
 impl Writer {
     pub(super) fn new(engine: Sqlite, counter: Option<Counter>, space: Option<Space>) -> Self {
         let state = Mutex::new(State { engine, counter, space, batch: None });
-        Self { turns: Mutex::new(Turns::default()), moved: Condvar::new(), state }
+        let next = [const { Condvar::new() }; WAKERS];
+        Self { turns: Mutex::new(Turns::default()), next, state }
+    }
+
+    fn waker(&self, turn: u64) -> &Condvar {
+        let number = usize::try_from(turn % WAKERS as u64).unwrap_or_default();
+        &self.next[number]
     }
 
     fn turn(&self) -> Turn<'_> {
@@ -134,7 +145,7 @@ impl Writer {
         let mine = turns.requested;
         turns.requested += 1;
         while turns.ended != mine {
-            self.moved.wait(&mut turns);
+            self.waker(mine).wait(&mut turns);
         }
         Turn { writer: self, mine }
     }
