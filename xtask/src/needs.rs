@@ -102,6 +102,15 @@ const NEEDS: &[Need] = &[
         after: || Ok(()),
     },
     Need {
+        name: "chromium",
+        why: "the picture of a graph in a real browser",
+        there: || {
+            ["chromium", "chromium-browser", "google-chrome"].iter().any(|name| on_path(name))
+        },
+        packages: &["chromium", "fonts-dejavu-core"],
+        after: || Ok(()),
+    },
+    Need {
         name: "diff",
         why: "kubectl diff calls it",
         there: || on_path("diff"),
