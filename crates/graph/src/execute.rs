@@ -207,6 +207,9 @@ impl Plan {
 
     /// The position of a call: the next of its kind on its value.
     fn find(&mut self, call: &Call) -> Option<usize> {
+        if self.calls.is_empty() {
+            return None;
+        }
         let queue = self.by_call.get_mut(&(call.key.clone(), call.operation))?;
         let index = *queue.front()?;
         let planned = &self.calls[index].call;

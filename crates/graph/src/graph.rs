@@ -392,6 +392,11 @@ impl Graph {
         self.trial = Some(Trial { undo: Vec::new(), touched });
     }
 
+    /// Whether the trial has changed anything.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.trial.as_ref().is_some_and(|trial| !trial.undo.is_empty())
+    }
+
     /// Rolls back every change since [`Self::begin_trial`], except new slots: they are needed again
     /// at once, or freed by the next [`Self::sweep`].
     pub(crate) fn end_trial(&mut self) {

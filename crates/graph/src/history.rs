@@ -23,7 +23,7 @@ use serde::Serialize;
 use self::gaps::Gaps;
 pub(crate) use self::stored::Stored;
 use crate::descriptor::UserLabels;
-use crate::graph::{EdgeTarget, Graph, Node};
+use crate::graph::{Edge, EdgeTarget, Graph, Node};
 use crate::hash::HashMap;
 use crate::journal::Gap;
 use crate::key::{Key, KeyId};
@@ -207,13 +207,16 @@ pub struct RevisionView {
     pub metadata: Option<Metadata>,
     /// Its dependencies: label and target.
     pub targets: Vec<(String, String)>,
+    /// The dependencies themselves, in the same order.
+    #[serde(skip)]
+    pub(crate) edges: Arc<[Edge]>,
 }
 
 impl Revision {
     pub(crate) fn view(&self, key: &Key, registry: &Registry) -> RevisionView {
         let node = &*self.node;
         let descriptor = node.descriptor.map(|id| registry.get(id));
-        let target = |edge: &crate::graph::Edge| {
+        let target = |edge: &Edge| {
             let target = match &edge.target {
                 EdgeTarget::Key(key, _) => key.to_string(),
                 EdgeTarget::AnyOf { set, .. } => format!("any of {}", set.prefixes.join(", ")),
@@ -236,6 +239,7 @@ impl Revision {
             error: node.error.as_ref().map(|error| error.message.clone()),
             metadata: node.metadata.clone(),
             targets: node.edges.iter().map(target).collect(),
+            edges: Arc::clone(&node.edges),
         }
     }
 

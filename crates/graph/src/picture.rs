@@ -251,15 +251,13 @@ impl Picture {
             if let Some(base) = base.copied() {
                 sketch.arrow(base, from, ArrowKind::Derives);
             }
-            for (label, target) in &one.targets {
-                if let Some(prefixes) = target.strip_prefix("any of ") {
-                    let prefixes: Vec<&str> = prefixes.split(", ").collect();
-                    let matching =
-                        |key: &str| prefixes.iter().any(|prefix| key.starts_with(prefix));
-                    let found = available
-                        .iter()
-                        .filter(|(key, there)| **there && matching(key))
-                        .find_map(|(key, _)| sketch.places.get(key).copied());
+            for (edge, (label, target)) in one.edges.iter().zip(&one.targets) {
+                if let EdgeTarget::AnyOf { set, .. } = &edge.target {
+                    let found = revisions.iter().position(|other| {
+                        other.available
+                            && set.accepts(&other.key)
+                            && edge.accepts(other.value.as_ref())
+                    });
                     match found {
                         Some(to) => {
                             sketch.draw(Arrow { from, to, kind: ArrowKind::Met, any: true });

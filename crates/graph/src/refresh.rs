@@ -9,6 +9,7 @@
 //! implies.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::descriptor::{Derived, ErasedKnown, ErasedRetrieved};
@@ -31,9 +32,11 @@ pub(crate) fn known(
     first: Option<&BTreeMap<Key, Wanted>>,
 ) -> Vec<ErasedKnown> {
     if let Some(wanted) = first {
-        return wanted
-            .iter()
-            .filter(|(key, _)| registry.for_key(key) == Some(descriptor))
+        let own = registry.prefixes_of(descriptor).flat_map(|prefix| {
+            let from = wanted.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+            from.take_while(move |(key, _)| key.starts_with(prefix))
+        });
+        return own
             .filter_map(|(key, wanted)| {
                 let value = registry.get(descriptor).read(wanted.value.as_ref()?)?;
                 Some(ErasedKnown { key: key.clone(), value, metadata: None, origin: Origin::North })
@@ -121,7 +124,9 @@ impl Refresh<'_> {
         let mut seen = HashSet::with_capacity_and_hasher(found.len(), Default::default());
         for found in found {
             let name = self.registry.get(descriptor).name();
-            if found.key.is_empty() || self.registry.for_key(&found.key) != Some(descriptor) {
+            let known = self.graph.find(&found.key).and_then(|(_, node)| node.descriptor);
+            let owner = known.or_else(|| self.registry.for_key(&found.key));
+            if found.key.is_empty() || owner != Some(descriptor) {
                 self.findings
                     .warnings
                     .push(format!("{name} retrieved {:?}, which is not its own", found.key));

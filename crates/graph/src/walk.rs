@@ -141,9 +141,10 @@ enum Applied {
 #[derive(Clone)]
 enum Frame {
     Create(create::Create),
-    Update(update::Update),
-    Delete(delete::Delete),
-    Recreate(update::Recreate),
+    // Most frames create values; the others are larger and stay in one place.
+    Update(Box<update::Update>),
+    Delete(Box<delete::Delete>),
+    Recreate(Box<update::Recreate>),
 }
 
 /// Why a frame is running again.
@@ -381,7 +382,12 @@ impl Walk {
 
     /// The descriptor that handles a value.
     fn descriptor_of(&self, graph: &Graph, id: KeyId, how: How) -> Option<DescriptorId> {
-        if how.property { None } else { self.settings.registry.for_key(graph.key(id)) }
+        if how.property {
+            return None;
+        }
+        // The descriptor of a key does not change once a value of it is known.
+        let known = graph.node(id).and_then(|node| node.descriptor);
+        known.or_else(|| self.settings.registry.for_key(graph.key(id)))
     }
 
     fn before(&self, graph: &Graph, id: KeyId) -> Before {

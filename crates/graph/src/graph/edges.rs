@@ -231,6 +231,11 @@ impl Graph {
         }
     }
 
+    /// Whether any node has an edge to this key.
+    pub(crate) fn has_sources(&self, id: KeyId) -> bool {
+        !self.slots[id.index()].sources.is_empty()
+    }
+
     /// The nodes with an edge to this key, in key order.
     pub(crate) fn sources(&self, id: KeyId) -> Vec<KeyId> {
         let mut sources: Vec<KeyId> = self.slots[id.index()].sources.iter().copied().collect();

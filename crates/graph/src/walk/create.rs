@@ -17,8 +17,8 @@ pub(super) struct Create {
     pub(super) id: KeyId,
     how: How,
     before: Before,
-    /// The derived values before a re-creation.
-    recreated: HashSet<KeyId>,
+    /// The derived values before a re-creation, in key order.
+    recreated: Option<Arc<[KeyId]>>,
     stage: Stage,
     outcome: Outcome,
 }
@@ -34,8 +34,8 @@ enum Stage {
 
 impl Create {
     /// Creates a value again that was just deleted.
-    pub(super) fn again(mut self, recreated: &[KeyId]) -> Self {
-        self.recreated = recreated.iter().copied().collect();
+    pub(super) fn again(mut self, recreated: &Arc<[KeyId]>) -> Self {
+        self.recreated = Some(Arc::clone(recreated));
         self
     }
 }
@@ -61,17 +61,11 @@ impl Walk {
         self.write_last(graph, id, Operation::Create, wanted, how);
         if how.origin == Origin::South {
             graph.set_edges(id, Vec::new());
-        } else if let Some(applied) = self.hold_back(graph, id, &value, &before, how) {
+        } else if let Some(applied) = self.hold_back(graph, id, &value, &before, requested, how) {
             return applied;
         }
-        let create = Create {
-            id,
-            how,
-            before,
-            recreated: HashSet::default(),
-            stage: Stage::Apply,
-            outcome: Ok(()),
-        };
+        let create =
+            Create { id, how, before, recreated: None, stage: Stage::Apply, outcome: Ok(()) };
         Applied::Later(Frame::Create(create))
     }
 
@@ -82,6 +76,7 @@ impl Walk {
         id: KeyId,
         value: &Value,
         before: &Before,
+        requested: bool,
         how: How,
     ) -> Option<Applied> {
         let descriptor = graph.node(id).and_then(|node| node.descriptor);
@@ -117,7 +112,8 @@ impl Walk {
         if let Some(unseen) = graph.unseen(id).cloned() {
             return Some(self.leave_unseen(graph, id, unseen, before, how));
         }
-        if graph.is_ready(id) {
+        // A value that waited was checked before it was woken.
+        if (waited && !requested) || graph.is_ready(id) {
             return None;
         }
         if graph.node(id).is_some_and(Node::stands) {
@@ -230,7 +226,9 @@ impl Walk {
             self.set_metadata(graph, frame.id, metadata);
         }
         self.record(graph, frame.id, Operation::Create, &frame.before, false, frame.how);
-        frame.stage = Stage::Dependents(self.waiting_dependents(graph, frame.id).into_iter());
+        let dependents = self.waiting_dependents(graph, frame.id);
+        self.log.reserve(dependents.len());
+        frame.stage = Stage::Dependents(dependents.into_iter());
     }
 
     fn create_others(&mut self, graph: &mut Graph, mut frame: Create) -> Flow {
@@ -256,7 +254,11 @@ impl Walk {
                 },
                 Stage::Derived(list) => match list.next() {
                     Some(child) => {
-                        let recreate = frame.how.recreate && frame.recreated.contains(&child.id);
+                        let recreate = frame.how.recreate
+                            && frame
+                                .recreated
+                                .as_ref()
+                                .is_some_and(|old| is_in(graph, old, child.id));
                         let how = How { recreate, ..frame.how.derived(frame.id, child.property) };
                         self.apply(graph, child.id, Some(child.value), how)
                     }
@@ -276,6 +278,9 @@ impl Walk {
 
     /// Values that do not exist and have an edge to this one, in key order.
     pub(super) fn waiting_dependents(&self, graph: &Graph, id: KeyId) -> Vec<KeyId> {
+        if !graph.has_sources(id) {
+            return Vec::new();
+        }
         let mut dependents = graph.sources(id);
         dependents.retain(|dependent| self.is_wanted(graph, *dependent));
         dependents
@@ -369,6 +374,9 @@ impl Walk {
     /// Computes the derived values, in key order, and records them in the node.
     pub(super) fn derive(&mut self, graph: &mut Graph, id: KeyId) -> Vec<Child> {
         let list = self.derived_of(graph, id);
+        if list.is_empty() && graph.node(id).is_none_or(|node| node.derived.is_empty()) {
+            return list;
+        }
         self.log.reserve(list.len());
         let ids: Arc<[KeyId]> = list.iter().map(|child| child.id).collect();
         if graph.node(id).is_some_and(|node| node.derived != ids) {
@@ -387,6 +395,9 @@ impl Walk {
         };
         let key = graph.key(id).clone();
         let mut derived = self.settings.registry.get(descriptor).derived(&key, &value);
+        if derived.is_empty() {
+            return Vec::new();
+        }
         derived.sort_by(|a, b| a.key.cmp(&b.key));
         derived.dedup_by(|a, b| a.key == b.key);
         let mut list = Vec::with_capacity(derived.len());
@@ -406,6 +417,12 @@ impl Walk {
         }
         list
     }
+}
+
+/// Whether a list in key order has a value.
+fn is_in(graph: &Graph, list: &[KeyId], id: KeyId) -> bool {
+    let key = graph.key(id);
+    list.binary_search_by(|other| graph.key(*other).cmp(key)).is_ok()
 }
 
 /// The state of a value that was applied.

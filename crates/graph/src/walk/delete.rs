@@ -95,7 +95,7 @@ impl Walk {
         let changes = self.early_changes(graph, id);
         let early = !changes.is_empty();
         let stage = Stage::Early(changes.into_iter());
-        Applied::Later(Frame::Delete(Delete {
+        Applied::Later(Frame::Delete(Box::new(Delete {
             id,
             kind,
             how,
@@ -106,7 +106,7 @@ impl Walk {
             absent: !there,
             early,
             stage,
-        }))
+        })))
     }
 
     /// Whether a value exists whose dependency on this one is not met.
@@ -155,12 +155,12 @@ impl Walk {
     pub(super) fn run_delete(
         &mut self,
         graph: &mut Graph,
-        mut frame: Delete,
+        mut frame: Box<Delete>,
         input: Input,
     ) -> Flow {
         match input {
             Input::Start => {}
-            Input::Answer(Ok(_)) => return self.deleted(graph, frame),
+            Input::Answer(Ok(_)) => return self.deleted(graph, &frame),
             Input::Answer(Err(error)) => return self.delete_failed(graph, &frame, &error),
             Input::Child(Err(_))
                 if matches!(frame.stage, Stage::Derived(_) | Stage::Dependents(_)) =>
@@ -293,7 +293,7 @@ impl Walk {
         self.begin_delete(graph, id, Kind::Wait, how)
     }
 
-    fn delete_itself(&mut self, graph: &mut Graph, mut frame: Delete) -> Flow {
+    fn delete_itself(&mut self, graph: &mut Graph, mut frame: Box<Delete>) -> Flow {
         if frame.absent {
             self.delete_absent(graph, frame.id, &frame.before, frame.how);
             return Flow::Return(Ok(()));
@@ -303,11 +303,11 @@ impl Walk {
         };
         let touches = frame.how.origin != Origin::South;
         let Some(descriptor) = node.descriptor.filter(|_| touches) else {
-            return self.deleted(graph, frame);
+            return self.deleted(graph, &frame);
         };
         if !self.settings.registry.get(descriptor).abilities().delete {
             if self.plans() {
-                return self.deleted(graph, frame);
+                return self.deleted(graph, &frame);
             }
             let error = OperationError::permanent("delete is not implemented");
             return self.delete_failed(graph, &frame, &error);
@@ -327,7 +327,7 @@ impl Walk {
         Flow::Call(Frame::Delete(frame), call)
     }
 
-    fn deleted(&mut self, graph: &mut Graph, frame: Delete) -> Flow {
+    fn deleted(&mut self, graph: &mut Graph, frame: &Delete) -> Flow {
         // A derived value whose base was deleted meanwhile, as in a cycle, is deleted with it.
         let base = graph.node(frame.id).and_then(|node| node.base);
         let orphan =
@@ -367,7 +367,7 @@ impl Walk {
     ) -> Frame {
         self.mending += 1;
         let before = self.before(graph, id);
-        Frame::Delete(Delete {
+        Frame::Delete(Box::new(Delete {
             id,
             kind: Kind::Wait,
             how,
@@ -378,7 +378,7 @@ impl Walk {
             absent: false,
             early: false,
             stage: Stage::PutBack(self.waiting_dependents(graph, id).into_iter()),
-        })
+        }))
     }
 
     /// The derived values that are not wanted: a retrieval showed them, which may be outdated.

@@ -95,7 +95,7 @@ impl Walk {
                     graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
                 let how = How { recreate: true, ..how };
                 let frame = Recreate { id, value: new, how, derived, deleted: false };
-                return Applied::Later(Frame::Recreate(frame));
+                return Applied::Later(Frame::Recreate(Box::new(frame)));
             }
         }
         if equivalent && *old == new && self.is_settled(graph, id, &new, descriptor.as_deref(), how)
@@ -125,7 +125,7 @@ impl Walk {
         let stage = Stage::Obsolete(obsolete.into_iter(), dependents);
         let outcome = Ok(());
         let update = Update { id, how, before, equivalent, strange, replaced, stage, outcome };
-        Applied::Later(Frame::Update(update))
+        Applied::Later(Frame::Update(Box::new(update)))
     }
 
     /// Whether a value that does not change needs no other operation either.
@@ -154,7 +154,7 @@ impl Walk {
     pub(super) fn run_update(
         &mut self,
         graph: &mut Graph,
-        mut frame: Update,
+        mut frame: Box<Update>,
         input: Input,
     ) -> Flow {
         match input {
@@ -175,7 +175,7 @@ impl Walk {
         self.update_others(graph, frame)
     }
 
-    fn update_others(&mut self, graph: &mut Graph, mut frame: Update) -> Flow {
+    fn update_others(&mut self, graph: &mut Graph, mut frame: Box<Update>) -> Flow {
         loop {
             if self.stopping() {
                 if matches!(frame.stage, Stage::Early(..)) {
@@ -326,7 +326,7 @@ impl Walk {
 
     /// A value that had to be deleted first was not: the value stays as it was, with its derived
     /// values.
-    fn abandon_update(&mut self, graph: &mut Graph, mut frame: Update) -> Flow {
+    fn abandon_update(&mut self, graph: &mut Graph, mut frame: Box<Update>) -> Flow {
         let key = graph.key(frame.id).clone();
         let descriptor = graph.node(frame.id).and_then(|node| node.descriptor);
         let dependencies = match (descriptor, &frame.before.value) {
@@ -350,7 +350,7 @@ impl Walk {
     pub(super) fn run_recreate(
         &mut self,
         graph: &mut Graph,
-        mut frame: Recreate,
+        mut frame: Box<Recreate>,
         input: Input,
     ) -> Flow {
         match input {
@@ -384,7 +384,7 @@ enum Itself {
 }
 
 impl Itself {
-    fn finish(self, frame: Update) -> Flow {
+    fn finish(self, frame: Box<Update>) -> Flow {
         match self {
             Self::Call(call) => Flow::Call(Frame::Update(frame), call),
             Self::Push(child) => Flow::Push(Frame::Update(frame), child),

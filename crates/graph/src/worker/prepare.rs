@@ -201,7 +201,8 @@ pub(super) fn items(shared: &mut Shared, work: &Work) -> (Vec<Item>, Vec<InputVa
                 .filter_map(|key| {
                     let (id, node) = graph.find(key)?;
                     let (requested, labels) = (node.last.requested.clone(), node.labels.clone());
-                    Some(north(&registry, key, id, requested, labels))
+                    let descriptor = node.descriptor.or_else(|| registry.for_key(key));
+                    Some(north(&registry, descriptor, id, requested, labels))
                 })
                 .collect();
             let inputs = inputs(graph, &items);
@@ -217,12 +218,15 @@ fn north_items(
     values: &BTreeMap<Key, Wanted>,
     resync: Resync,
 ) -> (Vec<Item>, Vec<InputValue>) {
-    let item = |((key, wanted), id): ((&Key, &Wanted), KeyId)| {
-        north(registry, key, id, wanted.value.clone(), wanted.labels.clone())
+    let item = |graph: &Graph, (key, wanted): (&Key, &Wanted), id: KeyId| {
+        let known = graph.node(id).and_then(|node| node.descriptor);
+        let descriptor = known.or_else(|| registry.for_key(key));
+        north(registry, descriptor, id, wanted.value.clone(), wanted.labels.clone())
     };
     if resync == Resync::NotResync {
         let ids = graph.intern_all(values.keys());
-        let items: Vec<Item> = values.iter().zip(ids).map(item).collect();
+        let items: Vec<Item> =
+            values.iter().zip(ids).map(|(wish, id)| item(graph, wish, id)).collect();
         let inputs = inputs(graph, &items);
         return (items, inputs);
     }
@@ -252,7 +256,7 @@ fn north_items(
     wanted.extend(values.map(|(key, wish)| (key.clone(), wish.clone())));
     let ids = graph.intern_all(wanted.iter().map(|(key, _)| key));
     let items: Vec<Item> =
-        wanted.iter().map(|(key, wish)| (key, wish)).zip(ids).map(item).collect();
+        wanted.iter().zip(ids).map(|((key, wish), id)| item(graph, (key, wish), id)).collect();
     if resync == Resync::DownstreamResync {
         return (items, Vec::new());
     }
@@ -263,12 +267,11 @@ fn north_items(
 
 fn north(
     registry: &Registry,
-    key: &Key,
+    descriptor: Option<DescriptorId>,
     id: KeyId,
     value: Option<Value>,
     labels: Option<Arc<crate::descriptor::UserLabels>>,
 ) -> Item {
-    let descriptor = registry.for_key(key);
     let read = |value: Value| {
         let read = descriptor.and_then(|descriptor| registry.get(descriptor).read(&value));
         read.unwrap_or(value)

@@ -182,7 +182,7 @@ impl Service {
             let shared = self.inside.lock();
             retrieved.get_or_init(|| Picture::current(&shared.graph, &shared.registry, start));
         }
-        let (list, plan, values) = {
+        let (list, plan, values, idle) = {
             let mut shared = self.inside.lock();
             let (items, values) = items(&mut shared, &work);
             let settings = self.settings(&work, &surroundings, false);
@@ -190,8 +190,14 @@ impl Service {
             let list = List::new(graph, &surroundings.registry, items);
             graph.begin_trial();
             let plan = simulate(graph, settings, Arc::clone(&list), self.conduct.parallel > 1);
+            // A resync that finds everything as wanted has nothing to execute.
+            let idle = work.resync != Resync::NotResync
+                && work.retry.is_none()
+                && plan.operations.is_empty()
+                && plan.warnings.is_empty()
+                && !graph.is_changed();
             graph.end_trial();
-            (list, plan, values)
+            (list, plan, values, idle)
         };
         let record = Arc::new(TransactionRecord {
             pre_record: true,
@@ -217,8 +223,12 @@ impl Service {
             let mut planned = record.planned.iter();
             planned.all(|operation| is_implemented(&surroundings.registry, operation))
         });
-        let walked =
-            self.execute(&work, &surroundings, list, (foreseen, parts), &mut findings).await;
+        let walked = match idle {
+            true => Walked::default(),
+            false => {
+                self.execute(&work, &surroundings, list, (foreseen, parts), &mut findings).await
+            }
+        };
         let walked = self.settle(&work, &surroundings, walked, &mut findings).await;
         let stop = self.now();
         let complete = move |record: &mut TransactionRecord| {

@@ -192,3 +192,25 @@ async fn the_log_shows_arguments_plan_and_execution() {
     );
     played.stop().await;
 }
+
+#[tokio::test]
+async fn past_pictures_evaluate_the_predicates_of_any_of_dependencies() {
+    let text = "
+descriptors:
+  - {name: t, prefix: /t/, items: none}
+  - name: v
+    prefix: /v/
+    items: none
+    depends: {/v/user: [{label: any x, any-of: {prefixes: [/t/], suffix: x}}]}
+steps:
+  - txn: {set: {/t/a: {}, /t/bx: {}, /v/user: {}}}
+";
+    let played = play(&parse(text).unwrap()).await.unwrap();
+    let arrows = |picture: mainstay_graph::Picture| {
+        let dot = picture.dot();
+        dot.lines().filter(|line| line.contains(" -> ")).count()
+    };
+    assert_eq!(arrows(played.engine.picture(Some(0)).unwrap()), 1);
+    assert_eq!(arrows(played.engine.picture(None).unwrap()), 1);
+    played.stop().await;
+}
