@@ -63,6 +63,10 @@ pub type Micros = i64;
 /// How often a transaction is retried when rows change under it or the database is unavailable.
 const TRIES: u32 = 40;
 
+/// How often it is retried while the database cannot be reached, for about two seconds in all: a
+/// client is told soon, and a restart of the database that takes no longer is not noticed.
+const TRIES_TO_REACH: u32 = 20;
+
 /// How many connections one process opens to PostgreSQL.
 const CONNECTIONS: usize = 16;
 
@@ -344,6 +348,18 @@ impl Catalog {
         self.inner.health.note(false, done)
     }
 
+    /// How often a transaction is retried after this error. Others that change the same rows are over
+    /// soon; a database that cannot be reached may stay away.
+    fn most_tries(&self, error: &Error) -> u32 {
+        match (&self.inner.backend, error) {
+            // Class 40: the database asks for a retry.
+            (Backend::Postgres { .. }, Error::Unavailable(text)) if !text.contains("(40") => {
+                TRIES_TO_REACH
+            }
+            _ => TRIES,
+        }
+    }
+
     fn retried<T, E: TxError>(&self, run: impl Fn() -> Result<T, E>) -> Result<T, E> {
         let mut tries = 0;
         loop {
@@ -353,7 +369,7 @@ impl Catalog {
                 Ok(_) => None,
             };
             match passing {
-                Some(error) if tries < TRIES => {
+                Some(error) if tries < self.most_tries(error) => {
                     tries += 1;
                     self.inner.retries.fetch_add(1, Ordering::Relaxed);
                     if let Error::Unavailable(text) = error {
@@ -361,8 +377,7 @@ impl Catalog {
                         if text.contains("(40P01)") {
                             self.inner.deadlocks.fetch_add(1, Ordering::Relaxed);
                         }
-                        // A restarting database needs some seconds.
-                        std::thread::sleep(Duration::from_millis(u64::from(10 * tries).min(500)));
+                        std::thread::sleep(pause(tries));
                     }
                 }
                 _ => return done,
@@ -492,6 +507,11 @@ impl Catalog {
     }
 }
 
+/// The wait before a retry.
+fn pause(tries: u32) -> Duration {
+    Duration::from_millis(u64::from(10 * tries).min(500))
+}
+
 /// Retries for five seconds, for a database that is just starting.
 fn retry_connecting<T>(open: impl Fn() -> Result<T>) -> Result<T> {
     let mut tries = 0;
@@ -516,5 +536,17 @@ async fn blocking<T: Send + 'static, E: TxError + Send + 'static>(
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => Err(Error::Database(error.to_string()).into()),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_waits_less_than_three_seconds_for_a_database_that_cannot_be_reached() {
+        let waits: Duration = (1..=TRIES_TO_REACH).map(pause).sum();
+        assert!(waits < Duration::from_millis(2500), "{waits:?}");
+        assert!(waits > Duration::from_millis(1500), "a quick restart is bridged: {waits:?}");
     }
 }
