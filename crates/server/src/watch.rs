@@ -104,7 +104,8 @@ pub(crate) async fn watch(
     let lines =
         Lines { kind: kind.clone(), form, include, headed: false, clock: app.clock.clone() };
     let fields = query.field_selector.as_deref();
-    let opened = open(app, kind, namespace, name.or(selection.name()), fields, begin).await;
+    let target = (namespace, name.or(selection.name()));
+    let opened = open(app, kind, target, fields, &selection, begin).await;
     let (initial, source) = match opened {
         Ok(opened) => opened,
         Err(error) if error.reason == Reason::Expired => {
@@ -151,9 +152,9 @@ pub(crate) async fn watch(
 async fn open(
     app: &App,
     kind: &Kind,
-    namespace: Option<&str>,
-    name: Option<&str>,
+    (namespace, name): (Option<&str>, Option<&str>),
     fields: Option<&str>,
+    selection: &Selection,
     begin: Start,
 ) -> Result<(Option<Collection>, Watch), Error> {
     let resources = &app.resources;
@@ -177,7 +178,9 @@ async fn open(
         (None, Some(after)) => after,
         (None, None) => resources.objects().revision(kind.resource()),
     };
-    let source = resources.watch(kind, namespace, name, after).await?;
+    // The store finds the changes of one field value without a look by every watch.
+    let by_field = Selection { fields: selection.fields.clone(), ..Selection::default() };
+    let source = resources.watch_selected(kind, namespace, name, by_field, after).await?;
     Ok((initial, source))
 }
 

@@ -11,6 +11,7 @@
 
 mod collection;
 mod history;
+mod interest;
 mod state;
 mod watch;
 
@@ -27,7 +28,9 @@ use crate::objects::{At, Error, Scope};
 
 pub use collection::Collection;
 pub(crate) use history::RetentionQueue;
+use interest::{Interests, Selected};
 pub(crate) use state::State;
+use watch::Subscription;
 pub use watch::Watch;
 
 /// How much history is kept: older changes are forgotten once any of these limits is reached.
@@ -72,6 +75,8 @@ struct Signals {
     /// Sent at every publication.
     any: channel::Sender<()>,
     by_resource: std::collections::BTreeMap<Resource, channel::Sender<()>>,
+    /// Of watches that select one value of a field.
+    interests: Interests,
     closed: bool,
 }
 
@@ -134,23 +139,33 @@ impl Cache {
         state: State,
         changed: impl IntoIterator<Item = &'a Resource>,
     ) {
+        let mut signals = self.signals.lock();
+        let changed: Vec<&Resource> = changed.into_iter().collect();
+        let (before, mut concerned) = (self.state.load().revision, Vec::new());
+        for resource in &changed {
+            if let Some(collection) = state.collections.get(*resource) {
+                signals.interests.note(resource, collection, before, &mut concerned);
+            }
+        }
         self.state.store(Arc::new(state));
-        let signals = self.signals.lock();
         signals.any.send_replace(());
         for resource in changed {
             if let Some(sender) = signals.by_resource.get(resource) {
                 sender.send_replace(());
             }
         }
+        signals.interests.wake(&concerned);
     }
 
     /// Publishes a state that does not follow from the last one, and wakes all watches.
     pub(crate) fn publish_all(&self, state: State) {
+        let revision = state.revision;
         self.publish(state, []);
-        let signals = self.signals.lock();
+        let mut signals = self.signals.lock();
         for sender in signals.by_resource.values() {
             sender.send_replace(());
         }
+        signals.interests.reset(revision);
     }
 
     /// Waits until the state has come to `revision`.
@@ -175,22 +190,38 @@ impl Cache {
         signals.closed = true;
         signals.any = channel::Sender::default();
         signals.by_resource.clear();
+        signals.interests = Interests::default();
     }
 
     pub(crate) fn watch(self: &Arc<Self>, scope: Scope, from: Revision) -> Result<Watch, Error> {
-        let published = {
+        let subscription = {
             let mut signals = self.signals.lock();
             if signals.closed {
                 return Err(Error::Closed);
             }
-            let sender = signals.by_resource.entry(scope.resource.clone());
-            sender.or_insert_with(|| channel::Sender::new(())).subscribe()
+            let selected = Selected::of(&scope);
+            let published = match &selected {
+                Some(selected) => {
+                    let now = self.revision();
+                    signals.interests.subscribe(&scope.resource, selected, now)
+                }
+                None => {
+                    let sender = signals.by_resource.entry(scope.resource.clone());
+                    sender.or_insert_with(|| channel::Sender::new(())).subscribe()
+                }
+            };
+            Subscription {
+                cache: self.clone(),
+                resource: scope.resource.clone(),
+                selected,
+                published,
+            }
         };
         let state = self.state.load();
         if from > state.revision {
             return Err(Error::TooNew { requested: from, current: state.revision });
         }
         state.reaches_back_to(&scope.resource, from)?;
-        Ok(Watch { cache: self.clone(), scope, position: from, published })
+        Ok(Watch { subscription, scope, position: from, examined: 0 })
     }
 }

@@ -165,11 +165,27 @@ impl Resources {
         name: Option<&str>,
         from: Revision,
     ) -> Result<Watch, Error> {
+        self.watch_selected(kind, namespace, name, Selection::default(), from).await
+    }
+
+    /// The same for the objects that a selection matches: an object that begins to match is added,
+    /// one that no longer matches is deleted.
+    ///
+    /// # Errors
+    /// As [`Resources::watch`].
+    pub async fn watch_selected(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        name: Option<&str>,
+        selection: Selection,
+        from: Revision,
+    ) -> Result<Watch, Error> {
         let scope = Scope {
             resource: kind.resource().clone(),
             namespace: namespace.map(str::to_owned),
             name: name.map(str::to_owned),
-            selection: Selection::default(),
+            selection,
         };
         let watch = self.objects.watch(scope, from).await;
         watch.map_err(|error| Error::from_store(kind, "", error))

@@ -35,6 +35,11 @@ impl CollectionState {
         low
     }
 
+    /// Everything after this revision is still in the log.
+    pub(super) fn floor(&self) -> Revision {
+        self.floor
+    }
+
     fn at(&self, revision: Revision) -> OrdSet<Entry> {
         let mut objects = self.objects.clone();
         let since = self.log.focus().narrow(self.first_after(revision)..);

@@ -1,5 +1,6 @@
 //! Field selectors: `metadata.name=a,spec.nodeName!=b`.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde_json::{Map, Value};
@@ -22,6 +23,24 @@ pub struct FieldSelector {
 }
 
 impl FieldSelector {
+    /// The field that has the name of an object.
+    pub(crate) const NAME: &str = "metadata.name";
+
+    /// The first field that may have only one value, and that value.
+    pub(crate) fn first_equality(&self) -> Option<(&str, &str)> {
+        let term = self.terms.iter().find(|term| term.equals)?;
+        Some((&term.field, &term.value))
+    }
+
+    /// The value of a field of a stored object, as a selector compares it.
+    pub(crate) fn value<'a>(record: &'a Record, field: &str) -> Cow<'a, str> {
+        match field {
+            Self::NAME => Cow::Borrowed(record.key().name()),
+            "metadata.namespace" => Cow::Borrowed(record.key().namespace().unwrap_or_default()),
+            field => Cow::Owned(extract::text(record.json(), field)),
+        }
+    }
+
     /// Adds a term: the field must have this value.
     pub fn require(&mut self, field: &str, value: &str) {
         self.terms.push(Term { field: field.to_owned(), equals: true, value: value.to_owned() });
@@ -80,11 +99,7 @@ impl FieldSelector {
     #[must_use]
     pub fn matches(&self, record: &Record) -> bool {
         self.terms.iter().all(|term| {
-            let same = match term.field.as_str() {
-                "metadata.name" => record.key().name() == term.value,
-                "metadata.namespace" => record.key().namespace().unwrap_or_default() == term.value,
-                field => extract::text(record.json(), field) == term.value,
-            };
+            let same = Self::value(record, &term.field) == term.value;
             same == term.equals
         })
     }

@@ -5,6 +5,7 @@
 
 mod backup;
 mod cluster;
+mod concern;
 mod conformance;
 mod damage;
 mod etcd;
