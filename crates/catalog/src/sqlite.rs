@@ -185,7 +185,7 @@ impl Sqlite {
                 self.set_most_pages(pages);
             }
             (Some(_), Err(error)) => {
-                tracing::warn!(%error, "bounding the size of the rule catalog failed");
+                tracing::warn!(%error, "the size of the rule catalog cannot be read; it is not bounded");
             }
         }
     }

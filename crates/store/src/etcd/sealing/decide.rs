@@ -83,7 +83,7 @@ pub(super) fn turned_off_by(
     servers.iter().filter(decrypting).map(|server| roster::shown(server)).collect()
 }
 
-/// What a pass that rewrote values means to the operator.
+/// The meaning of a pass that rewrote values, for the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// Values are encrypted with the data key, as expected.
