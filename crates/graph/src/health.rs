@@ -25,7 +25,7 @@ pub struct Health {
     pub reason: Option<String>,
     /// Whether there is a journal.
     pub journalled: bool,
-    /// What opening or compacting the journal changed or could not do.
+    /// Changes made when the journal was opened, and errors of its compaction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<String>,
     /// Descriptors whose first retrieval has failed. Their values are uncertain and left alone until

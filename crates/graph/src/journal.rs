@@ -303,7 +303,7 @@ pub trait Journal: Send {
     fn wants_compaction(&self) -> bool;
     /// Replaces all entries by these, atomically. On an error the old entries stand.
     fn compact(&mut self, entries: &mut dyn Iterator<Item = Entry>) -> Result<(), Error>;
-    /// What opening it changed, for the operator.
+    /// Changes made when it was opened, for the operator.
     fn notices(&self) -> Vec<String> {
         Vec::new()
     }

@@ -17,7 +17,7 @@ use super::file::{file_of, io, open_locked, replace, sync_folder};
 use super::format::{self, Content, Piece};
 use super::{Changes, Doubt, Entry, Error, Part, PlannedPart, Recovered, replay};
 
-/// What a journal file holds.
+/// The content of a journal file.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -99,7 +99,7 @@ pub enum Way {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Repair {
-    /// What is lost, one line each. Empty if there is nothing to repair.
+    /// The losses, one line each. Empty if there is nothing to repair.
     pub losses: Vec<String>,
     /// The copy of the file as it was.
     pub copy: Option<PathBuf>,
@@ -133,7 +133,7 @@ pub fn check(path: &Path) -> Result<Report, Error> {
     })
 }
 
-/// What a repair would lose.
+/// The losses that a repair would cause.
 ///
 /// # Errors
 /// Fails if the file cannot be read.
