@@ -20,7 +20,6 @@ mod cursor;
 pub mod discovery;
 mod documents;
 mod encoding;
-#[cfg(feature = "engines")]
 pub mod engines;
 mod events;
 mod fairness;
@@ -67,7 +66,6 @@ mod watch;
 mod write;
 
 pub use audit::AuditNote;
-#[cfg(feature = "engines")]
 pub use engines::{Engines, Service};
 pub use identity::{Claims, Role, SERVERS, User};
 pub use mainstay_store::{Location, clock, registry};
