@@ -32,11 +32,12 @@ pub(crate) fn known(
     first: Option<&BTreeMap<Key, Wanted>>,
 ) -> Vec<ErasedKnown> {
     if let Some(wanted) = first {
-        let own = registry.prefixes_of(descriptor).flat_map(|prefix| {
-            let from = wanted.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-            from.take_while(move |(key, _)| key.starts_with(prefix))
+        let near = registry.starts_of(descriptor).flat_map(|start| {
+            let from = wanted.range::<str, _>((Bound::Included(start), Bound::Unbounded));
+            from.take_while(move |(key, _)| key.starts_with(start))
         });
-        return own
+        return near
+            .filter(|(key, _)| registry.serves(descriptor, key))
             .filter_map(|(key, wanted)| {
                 let value = registry.get(descriptor).read(wanted.value.as_ref()?)?;
                 Some(ErasedKnown { key: key.clone(), value, metadata: None, origin: Origin::North })
@@ -248,7 +249,13 @@ impl Refresh<'_> {
             self.seen_one_derived(base, id, reader, derived_value, state, obtained);
         }
         for id in all.iter().copied().filter(|id| !current.contains(id)) {
-            self.lost(id);
+            let missing = self.graph.node(id).filter(|node| {
+                state.is_failure() && node.state == ValueState::Missing && node.descriptor.is_some()
+            });
+            match missing.and_then(|node| node.value.clone()) {
+                Some(value) => self.doubt(id, value),
+                None => self.lost(id),
+            }
         }
         let graph = &*self.graph;
         all.retain(|id| graph.node(*id).is_some());
