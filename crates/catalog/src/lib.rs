@@ -64,7 +64,7 @@ pub type Micros = i64;
 const TRIES: u32 = 40;
 
 /// How often it is retried while the database cannot be reached, for about two seconds in all: a
-/// client is told soon, and a restart of the database that takes no longer is not noticed.
+/// client gets its error soon, and a restart of the database that takes no longer is not noticed.
 const TRIES_TO_REACH: u32 = 20;
 
 /// How many connections one process opens to PostgreSQL.

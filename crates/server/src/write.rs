@@ -145,7 +145,7 @@ impl Writing<'_> {
             }
         };
         if !turn.is_large() && patch.is_heavy() {
-            // What it holds would keep others waiting while it waits itself.
+            // Its share would keep other requests waiting while it waits itself.
             drop(turn);
             turn = self.app.turns.take(self.who, usize::MAX).await;
         }
