@@ -94,7 +94,7 @@ pub enum GraphCommand {
         /// The graph after this transaction
         #[arg(long)]
         txn: Option<u64>,
-        /// Output format: svg, dot or raw
+        /// Output format: html (a page for browsers), svg, dot, or raw (dot as plain text)
         #[arg(long, default_value = "dot")]
         format: String,
     },

@@ -198,6 +198,9 @@ pub struct ScheduledRetry {
     pub attempt: u32,
     /// The keys of the base values.
     pub keys: Vec<Key>,
+    /// Those of the keys whose failed operation reverted another; absent in older journals.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reverts: Vec<Key>,
 }
 
 /// An entry of the journal.

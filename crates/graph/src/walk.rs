@@ -80,6 +80,8 @@ pub(crate) struct Settings {
     pub(crate) attempt: u32,
     /// Whether every value is applied again, changed or not.
     pub(crate) resync: bool,
+    /// Whether failed operations are repeated: the repetition of a revert is still a revert.
+    pub(crate) repeats: bool,
     pub(crate) registry: Arc<Registry>,
     /// Whether the journal records which derived values are about to change.
     pub(crate) journalled: bool,

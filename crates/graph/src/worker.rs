@@ -315,7 +315,7 @@ impl Service {
         let Recovered { history, revisions, gaps, since, .. } = recovered;
         self.restarted = next_seq > 0;
         let now = self.inside.clock.now();
-        let something = !desired.is_empty() || !uncertain.is_empty();
+        let something = !desired.is_empty() || !uncertain.is_empty() || !retries.is_empty();
         {
             let mut shared = self.inside.lock();
             let registry = Arc::clone(&shared.registry);
@@ -341,6 +341,10 @@ impl Service {
                 node.uncertain = true;
                 node.last.operation = operation;
             }
+            for key in retries.iter().flat_map(|retry| &retry.reverts) {
+                let id = shared.graph.intern(key);
+                shared.graph.write(id).last.revert = true;
+            }
             shared.graph.take_touched();
         }
         self.retries = retries;
@@ -350,7 +354,9 @@ impl Service {
                 None => "after a restart".to_owned(),
             };
             let resync = Transaction::downstream_resync().description(reason);
-            self.process_alone(Work::north(resync)).await;
+            let mut work = Work::north(resync);
+            work.resumes = true;
+            self.process_alone(work).await;
         }
     }
 

@@ -10,7 +10,7 @@ use crate::hash::{HashMap, HashSet};
 use crate::key::KeyId;
 use crate::registry::Registry;
 use crate::state::{Operation, Origin};
-use crate::transaction::{Retry, TransactionType};
+use crate::transaction::Retry;
 use crate::value::{Metadata, Value};
 
 /// A value of the transaction.
@@ -199,9 +199,7 @@ impl Walk {
 
     pub(super) fn apply_item(&mut self, graph: &mut Graph, item: Item) -> Applied {
         let Item { id, value, labels, metadata, origin } = item;
-        // A retry of a revert is still a revert.
-        let reverts = self.settings.kind == TransactionType::RetryFailedOps
-            && graph.node(id).is_some_and(|node| node.last.revert);
+        let reverts = self.settings.repeats && graph.node(id).is_some_and(|node| node.last.revert);
         let how = How::base(origin, reverts);
         if origin == Origin::South && value.is_some() {
             let applied = self.apply(graph, id, value, how);

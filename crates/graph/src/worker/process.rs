@@ -41,6 +41,8 @@ pub(super) struct Work {
     pub(super) attempt: u32,
     pub(super) description: String,
     pub(super) timeout: Option<Duration>,
+    /// Whether it continues after a restart, with reverts that failed before it.
+    pub(super) resumes: bool,
     /// Where to put a picture of the graph as it was retrieved.
     pub(super) retrieved: Option<Arc<OnceLock<Picture>>>,
 }
@@ -57,6 +59,7 @@ impl Work {
             attempt: 0,
             description: transaction.description,
             timeout: transaction.operation_timeout,
+            resumes: false,
             retrieved: transaction.retrieved,
         }
     }
@@ -78,6 +81,7 @@ impl Work {
             attempt: 0,
             description: String::new(),
             timeout: None,
+            resumes: false,
             retrieved: None,
         }
     }
@@ -105,6 +109,7 @@ impl Service {
             reverts: work.reverts,
             attempt: work.attempt,
             resync: work.resync != Resync::NotResync,
+            repeats: work.resumes || work.kind == TransactionType::RetryFailedOps,
             registry: Arc::clone(&surroundings.registry),
             indexes: executing.then(|| surroundings.indexes.clone()),
         }

@@ -60,12 +60,19 @@ impl Service {
         }
         let (now, seq) = (surroundings.clock.now(), surroundings.seq);
         for ((delay, attempt), keys) in groups {
+            let reverts = {
+                let graph = &self.inside.lock().graph;
+                let reverts =
+                    |key: &&Key| graph.find(key).is_some_and(|(_, node)| node.last.revert);
+                keys.iter().filter(reverts).cloned().collect()
+            };
             self.retries.push(ScheduledRetry {
                 due: later(now, delay),
                 retry_for: work.retry_for.unwrap_or(seq),
                 failed_in: seq,
                 attempt,
                 keys: keys.into_iter().collect(),
+                reverts,
             });
         }
     }

@@ -1,9 +1,12 @@
 //! Restarts with a journal.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mainstay_graph::journal::{Entry, Journal, replay};
-use mainstay_graph::{FileJournal, OnFailure, Options, Transaction, ValueState};
+use mainstay_graph::{
+    FileJournal, ManualClock, OnFailure, Options, Retry, Transaction, ValueState,
+};
 use tokio::sync::Notify;
 
 use crate::south::{Running, South, Thing};
@@ -124,4 +127,68 @@ async fn a_compacted_journal_replays_to_the_same_state() {
     assert_eq!(recovered.desired.len(), 1);
     let mut entries = FileJournal::open(&path).unwrap().load().unwrap().into_iter();
     assert!(matches!(entries.next(), Some(Entry::Snapshot(_))), "it was never compacted");
+}
+
+/// The operations of the last transaction that are marked as reverts.
+fn last_reverts(running: &Running) -> Vec<String> {
+    let last = running.engine.history(None, None).pop().unwrap();
+    let reverts = last.executed.iter().filter(|one| one.flags.revert);
+    reverts.map(ToString::to_string).collect()
+}
+
+#[tokio::test]
+async fn a_failed_revert_is_still_a_revert_after_a_restart() {
+    let set = |key| Transaction::new().set_typed(key, Thing::new(1));
+    let deletion = set("thing/b").delete("thing/a").retry(Retry::default());
+    let creation = set("thing/b").set_typed("thing/a", Thing::new(1)).retry(Retry::default());
+    let resumed = "CREATE thing/a NONEXISTENT>RETRYING REVERT !operation 5 failed";
+    let retried = "CREATE thing/a RETRYING>CONFIGURED REVERT RETRY";
+    let removed = "DELETE thing/a DISCOVERED>REMOVED REVERT";
+    for (before, reverted, fail, resumed, retried, left) in [
+        (Some(set("thing/a")), deletion, &[3, 4, 5][..], resumed, retried, true),
+        (None, creation, &[2, 3], removed, removed, false),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
+        let running = Running::start(journalled(&path).clock(clock.clone()));
+        running.south.with(|south| south.fail = fail.iter().map(|one| (*one, false)).collect());
+        if let Some(transaction) = before {
+            running.engine.commit(transaction).await.unwrap();
+        }
+        let record = running.engine.apply(reverted).await.unwrap();
+        assert!(record.reverted);
+        let south = running.south.clone();
+        running.kill().await;
+        let running = Running::over(south.clone(), journalled(&path).clock(clock.clone()));
+        running.engine.barrier().await.unwrap();
+        assert_eq!(last_reverts(&running), [resumed]);
+        clock.advance(Duration::from_secs(1));
+        running.engine.barrier().await.unwrap();
+        assert_eq!(last_reverts(&running), [retried]);
+        assert_eq!(south.values().contains_key("thing/a"), left);
+        running.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_retry_without_a_resync_is_still_a_revert_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
+    let running = Running::start(journalled(&path).clock(clock.clone()));
+    running.south.with(|south| south.fail = [(3, false), (4, false)].into());
+    let first = Transaction::new().set_typed("thing/a", Thing::new(1));
+    running.engine.commit(first).await.unwrap();
+    let second = Transaction::new().delete("thing/a").set_typed("thing/b", Thing::new(2));
+    running.engine.apply(second.retry(Retry::default())).await.unwrap();
+    let south = running.south.clone();
+    running.stop().await;
+    let options = journalled(&path).clock(clock.clone()).resync_on_start(false);
+    let running = Running::over(south, options);
+    running.engine.barrier().await.unwrap();
+    clock.advance(Duration::from_secs(1));
+    running.engine.barrier().await.unwrap();
+    assert_eq!(last_reverts(&running), ["CREATE thing/a NONEXISTENT>CONFIGURED REVERT RETRY"]);
+    running.stop().await;
 }

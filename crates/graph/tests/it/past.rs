@@ -198,6 +198,7 @@ async fn a_journal_of_the_first_version_opens_and_its_past_is_an_error() {
     let seqs: Vec<u64> = state.history.iter().map(|record| record.seq).collect();
     assert_eq!(seqs, [0, 1, 2, 3, 4, 5]);
     assert_eq!((state.retries.len(), state.interrupted), (1, Some(6)));
+    assert!(state.retries[0].reverts.is_empty());
     let clock = ManualClock::new("2026-11-17T13:00:00Z".parse().unwrap());
     let running = Running::over(South::default(), options(&path, &clock));
     running.engine.barrier().await.unwrap();

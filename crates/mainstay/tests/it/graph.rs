@@ -230,7 +230,8 @@ fn a_live_graph_answers_every_command() {
     for (arguments, code, said) in [
         (&["show"][..], 0, "digraph"),
         (&["show", "--format", "svg", "--txn", "1"], 0, "<svg"),
-        (&["show", "--format", "png"], 2, "svg, dot or raw"),
+        (&["show", "--format", "html"], 0, "<html"),
+        (&["show", "--format", "png"], 2, "html, svg, dot or raw"),
         (&["history"], 0, "Transaction #1"),
         (&["history", "--seq", "7"], 1, "transaction 7 is not known"),
         (&["history", "-o", "json", "--seq", "0"], 0, "FullResync"),
