@@ -111,17 +111,18 @@ fn a_node_writes_its_own_objects_and_no_others() {
             "metadata": {"name": "disks", "namespace": "mainstay-system"}, "data": {},
         }),
     );
-    for line in [
-        "disks provision theirs --format".to_owned(),
-        "delete bd theirs".to_owned(),
-        format!("apply -f {more}"),
-        format!("apply -f {node}"),
-        format!("apply -f {settings}"),
-        "token create --role admin".to_owned(),
+    // An object of another node is answered as one that does not exist.
+    for (line, refusal) in [
+        ("disks provision theirs --format".to_owned(), "not found"),
+        ("delete bd theirs".to_owned(), "not found"),
+        (format!("apply -f {more}"), "forbidden"),
+        (format!("apply -f {node}"), "forbidden"),
+        (format!("apply -f {settings}"), "forbidden"),
+        ("token create --role admin".to_owned(), "forbidden"),
     ] {
         let output = as_node(&line);
-        let said = text_of(&output).to_lowercase();
-        assert!(!output.status.success() && said.contains("forbidden"), "{line}: {said}");
+        let text = text_of(&output).to_lowercase();
+        assert!(!output.status.success() && text.contains(refusal), "{line}: {text}");
     }
     let theirs = site.run("mainstay get bd theirs -o json");
     let theirs: Value = serde_json::from_str(&theirs).unwrap();
