@@ -222,8 +222,8 @@ mod tests {
                 return;
             }
         };
-        server.make_schema("full").unwrap();
-        let catalog = Catalog::open_blocking(&server.url("full")).unwrap();
+        server.make_schema("filled").unwrap();
+        let catalog = Catalog::open_blocking(&server.url("filled")).unwrap();
         catalog.inner.health.note_full();
         let same = "UPDATE versions SET value = value";
         let changed = catalog.write_blocking::<_, Error>(|tx| tx.execute(same, &[]));

@@ -203,9 +203,11 @@ mod tests {
             } else {
                 gone.cancel()
             }
-            let rest = log.next().await;
-            assert_eq!(rest.is_some_and(|piece| piece.is_err()), stops);
-            assert!(log.next().await.is_none());
+            let rest: Vec<_> = log.collect().await;
+            assert_eq!(
+                rest.iter().map(Result::is_err).collect::<Vec<_>>(),
+                vec![true; usize::from(stops)]
+            );
         }
     }
 
