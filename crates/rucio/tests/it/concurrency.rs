@@ -143,6 +143,8 @@ fn session(catalog: &Catalog, seed: u64, steps: usize, settings: &Settings) {
         };
         match done {
             Ok(()) | Err(Error::Refused(_)) => {}
+            // A database that recovers for longer than a request waits has changed nothing.
+            Err(Error::Catalog(mainstay_catalog::Error::Unavailable(_))) => {}
             Err(error) => panic!("session {seed}, step {step}: {error}"),
         }
     }
