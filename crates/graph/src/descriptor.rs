@@ -406,7 +406,8 @@ pub trait Descriptor: Sized + Send + Sync + 'static {
         true
     }
 
-    /// The values that follow from this one; each has its own operations and dependencies.
+    /// The values that follow from this one; each has its own operations and dependencies. They
+    /// depend on the key and the value alone: the execution of a plan uses the list of the plan.
     fn derived(&self, _key: &Key, _value: &ValueOf<Self>) -> Vec<Derived> {
         Vec::new()
     }

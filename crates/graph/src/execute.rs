@@ -8,6 +8,7 @@
 //! When a call fails, the walk leaves the plan, so the rest is planned again. Calls that ran ahead
 //! and are not part of the new plan are undone before the walk goes on, and listed in the record.
 
+use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -76,24 +77,29 @@ impl Surroundings {
     }
 
     fn start(&self, call: Call) -> Running {
+        let (context, job) = self.prepare(call);
+        let clock = Arc::clone(&self.clock);
+        Box::pin(async move { run(clock, context, job?).await })
+    }
+
+    /// The context and the job of a call; the job has not begun.
+    fn prepare(&self, call: Call) -> (Context, Result<Prepared, OperationError>) {
         let context = self.context(call.base.clone(), call.revert);
         let descriptor = Arc::clone(self.registry.get(call.descriptor));
         let missing = || OperationError::permanent("the operation has no value");
-        let job: Result<crate::erased::Job<Option<Metadata>>, OperationError> =
-            match (call.operation, call.old, call.new) {
-                (Operation::Create, _, Some(new)) => {
-                    Ok(descriptor.create(context.clone(), call.key, new))
-                }
-                (Operation::Update, Some(old), Some(new)) => {
-                    Ok(descriptor.update(context.clone(), call.key, old, new, call.metadata))
-                }
-                (Operation::Delete, Some(old), _) => {
-                    Ok(descriptor.delete(context.clone(), call.key, old, call.metadata))
-                }
-                _ => Err(missing()),
-            };
-        let clock = Arc::clone(&self.clock);
-        Box::pin(async move { run(clock, context, job?).await })
+        let job = match (call.operation, call.old, call.new) {
+            (Operation::Create, _, Some(new)) => {
+                Ok(descriptor.create(context.clone(), call.key, new))
+            }
+            (Operation::Update, Some(old), Some(new)) => {
+                Ok(descriptor.update(context.clone(), call.key, old, new, call.metadata))
+            }
+            (Operation::Delete, Some(old), _) => {
+                Ok(descriptor.delete(context.clone(), call.key, old, call.metadata))
+            }
+            _ => Err(missing()),
+        };
+        (context, job)
     }
 }
 
@@ -113,17 +119,35 @@ async fn run<T>(
             }
         },
     };
-    result.unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<&str>()
-            .map(|text| (*text).to_owned())
-            .or_else(|| panic.downcast_ref::<String>().cloned());
-        Err(OperationError::permanent(format!("panicked: {}", text.unwrap_or_default())))
+    result.unwrap_or_else(|panic| Err(panicked(&*panic)))
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> OperationError {
+    let text = panic
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| panic.downcast_ref::<String>().cloned());
+    OperationError::permanent(format!("panicked: {}", text.unwrap_or_default()))
+}
+
+/// Polls a job once, without a deadline: most operations that need no waiting end here.
+async fn try_at_once(job: &mut Prepared) -> Option<Answer> {
+    std::future::poll_fn(|context| {
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(context)));
+        Poll::Ready(match polled {
+            Ok(Poll::Ready(answer)) => Some(answer),
+            Ok(Poll::Pending) => None,
+            Err(panic) => Some(Err(panicked(&*panic))),
+        })
     })
+    .await
 }
 
 /// A call under way, with its ticket.
 type Ticketed = Pin<Box<dyn Future<Output = (u64, Answer)> + Send>>;
+
+/// A call that has not begun.
+type Prepared = crate::erased::Job<Option<Metadata>>;
 
 type Running = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
@@ -318,26 +342,32 @@ impl<'a> Executor<'a> {
             }
             return Err(not_started(&error));
         }
-        let mut job = self.surroundings.start(call);
-        let first = std::future::poll_fn(|context| match job.as_mut().poll(context) {
-            Poll::Ready(answer) => Poll::Ready(Some(answer)),
-            Poll::Pending => Poll::Ready(None),
-        });
-        let first = first.await;
-        if let (None, Some(journal)) = (&first, &mut self.journal) {
-            // The operation takes longer: transactions before it do not wait for a shared flush.
-            journal.settle();
-        }
-        let answer = match (first, index) {
-            (Some(answer), _) => answer,
-            (None, Some(index)) if self.limit > 1 => self.wait_beside(index, job).await,
-            (None, _) => job.await,
+        let (context, job) = self.surroundings.prepare(call);
+        let answer = match job {
+            Err(error) => Err(error),
+            Ok(mut job) => match try_at_once(&mut job).await {
+                Some(answer) => answer,
+                None => self.wait(context, job, index).await,
+            },
         };
         self.note_end(&key, operation, &answer);
         if let Some(index) = index {
             self.plan.over(index, answer.is_ok());
         }
         answer
+    }
+
+    /// Waits for a job that takes longer.
+    async fn wait(&mut self, context: Context, job: Prepared, index: Option<usize>) -> Answer {
+        if let Some(journal) = &mut self.journal {
+            // Transactions before it do not wait for a shared flush.
+            journal.settle();
+        }
+        let job = run(Arc::clone(&self.surroundings.clock), context, job);
+        match index {
+            Some(index) if self.limit > 1 => self.wait_beside(index, Box::pin(job)).await,
+            _ => job.await,
+        }
     }
 
     async fn wait_beside(&mut self, index: usize, job: Running) -> Answer {

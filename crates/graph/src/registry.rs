@@ -5,7 +5,6 @@
 //! cycle. All is checked when registering: a mistake is an error at start, never later.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::erased::ErasedDescriptor;
@@ -72,7 +71,8 @@ pub enum Error {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Registry {
     descriptors: Vec<Arc<dyn ErasedDescriptor>>,
-    prefixes: BTreeMap<String, DescriptorId>,
+    /// In order.
+    prefixes: Vec<(String, DescriptorId)>,
     patterns: Vec<(KeyPattern, DescriptorId)>,
     functions: Vec<(KeyFunction, DescriptorId)>,
     /// The beginnings of the keys of each descriptor, in order; none begins another.
@@ -126,7 +126,8 @@ impl Registry {
                 other_keys,
             });
         }
-        self.prefixes.insert(prefix.to_owned(), id);
+        let at = self.prefixes.partition_point(|(other, _)| other.as_str() < prefix);
+        self.prefixes.insert(at, (prefix.to_owned(), id));
         Ok(())
     }
 
@@ -151,14 +152,9 @@ impl Registry {
     }
 
     fn overlapping(&self, prefix: &str) -> Option<(String, DescriptorId)> {
-        let longer =
-            self.prefixes.range::<str, _>((Bound::Included(prefix), Bound::Unbounded)).next();
-        let shorter =
-            self.prefixes.range::<str, _>((Bound::Unbounded, Bound::Included(prefix))).next_back();
-        longer
-            .filter(|(other, _)| other.starts_with(prefix))
-            .or(shorter.filter(|(other, _)| prefix.starts_with(other.as_str())))
-            .map(|(other, id)| (other.clone(), *id))
+        let at = self.prefixes.partition_point(|(other, _)| other.as_str() < prefix);
+        let longer = self.prefixes.get(at).filter(|(other, _)| other.starts_with(prefix));
+        longer.or_else(|| self.prefix_of(prefix)).cloned()
     }
 
     /// Topological, ties by name; names nobody has are ignored.
@@ -206,10 +202,15 @@ impl Registry {
         if let Some((_, id)) = self.functions.iter().find(|(function, _)| function.accepts(key)) {
             return Some(*id);
         }
-        // No prefix begins another, so only the greatest that is not after the key can begin it.
-        let range = (Bound::Unbounded, Bound::Included(key));
-        let (prefix, id) = self.prefixes.range::<str, _>(range).next_back()?;
-        key.starts_with(prefix.as_str()).then_some(*id)
+        self.prefix_of(key).map(|(_, id)| *id)
+    }
+
+    /// The prefix that begins a key. No prefix begins another, so only the greatest that is not
+    /// after the key can.
+    fn prefix_of(&self, key: &str) -> Option<&(String, DescriptorId)> {
+        let after = self.prefixes.partition_point(|(prefix, _)| prefix.as_str() <= key);
+        let last = self.prefixes.get(after.checked_sub(1)?)?;
+        key.starts_with(last.0.as_str()).then_some(last)
     }
 
     /// Whether the descriptor serves a key that begins with one of its [`Self::starts_of`].

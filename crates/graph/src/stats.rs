@@ -125,14 +125,13 @@ impl Stats {
         &mut self,
         descriptor: DescriptorId,
         operation: Operation,
-        began: Timestamp,
-        ended: Timestamp,
+        took: Duration,
         well: bool,
     ) {
         let (count, failed, time) = self.calls.entry((descriptor, operation)).or_default();
         *count += 1;
         *failed += u64::from(!well);
-        *time += between(began, ended);
+        *time += took;
     }
 
     pub(crate) fn finished(&mut self, record: &TransactionRecord) {

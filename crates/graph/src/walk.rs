@@ -32,7 +32,7 @@ pub(crate) use self::items::{Item, List};
 pub(crate) use self::log::{Conflicts, OperationLog};
 use crate::descriptor::OperationError;
 use crate::graph::{Failure, Graph};
-use crate::hash::HashSet;
+use crate::hash::{HashMap, HashSet};
 use crate::journal::PlannedPart;
 use crate::key::{Key, KeyId};
 use crate::metadata::MetadataIndexes;
@@ -106,6 +106,20 @@ struct Child {
     id: KeyId,
     value: Value,
     property: bool,
+}
+
+/// The derived values that a plan computed, with the value of their base, for the execution.
+#[derive(Debug, Default)]
+pub(crate) struct Derivations(HashMap<KeyId, (Value, Vec<Child>)>);
+
+impl Derivations {
+    /// The derived values of a base, unless its value differs from the planned one or one of their
+    /// keys has another owner by now.
+    fn of(&self, graph: &Graph, base: KeyId, value: &Value) -> Option<Vec<Child>> {
+        let (planned, list) = self.0.get(&base)?;
+        let own = |child: &Child| graph.node(child.id).is_none_or(|node| node.base == Some(base));
+        (planned == value && list.iter().all(own)).then(|| list.clone())
+    }
 }
 
 impl How {
@@ -202,6 +216,8 @@ pub(crate) struct Walk {
     mending: usize,
     /// The values that the list brings, once they were asked for.
     offers: Option<replace::Offers>,
+    /// Shared once it is complete.
+    derivations: Arc<Derivations>,
 }
 
 /// The result of a walk.
@@ -216,6 +232,7 @@ pub(crate) struct Walked {
     pub(crate) failed: Vec<(KeyId, u32)>,
     pub(crate) reverted: bool,
     pub(crate) warnings: Vec<String>,
+    pub(crate) derivations: Arc<Derivations>,
 }
 
 impl Walk {
@@ -242,7 +259,14 @@ impl Walk {
             warnings: Vec::new(),
             mending: 0,
             offers: None,
+            derivations: Arc::default(),
         }
+    }
+
+    /// An execution takes the derived values from its plan instead of computing them again.
+    pub(crate) fn with_derivations(mut self, derivations: Arc<Derivations>) -> Self {
+        self.derivations = derivations;
+        self
     }
 
     /// Also computes which calls must stay in order; an execution only records what
@@ -500,6 +524,7 @@ impl Walk {
             failed: self.failed,
             reverted: self.phase == Phase::Revert,
             warnings: self.warnings,
+            derivations: self.derivations,
         }
     }
 }

@@ -80,8 +80,7 @@ impl Walk {
         how: How,
     ) -> Option<Applied> {
         let descriptor = graph.node(id).and_then(|node| node.descriptor);
-        let Some(descriptor) = descriptor.map(|id| Arc::clone(self.settings.registry.get(id)))
-        else {
+        let Some(descriptor) = descriptor.map(|id| self.settings.registry.get(id)) else {
             if how.base.is_some() {
                 return None;
             }
@@ -91,9 +90,8 @@ impl Walk {
             }
             return Some(Applied::Now(Ok(())));
         };
-        let key = graph.key(id).clone();
         if !self.plans()
-            && let Err(problem) = descriptor.validate(&key, value)
+            && let Err(problem) = descriptor.validate(graph.key(id), value)
         {
             graph.set_edges(id, Vec::new());
             self.drop_derived(graph, id);
@@ -107,7 +105,8 @@ impl Walk {
             if let Some(conflicts) = &mut self.conflicts {
                 conflicts.remember_targets(graph, id);
             }
-            graph.set_edges(id, descriptor.dependencies(&key, value));
+            let dependencies = descriptor.dependencies(graph.key(id), value);
+            graph.set_edges(id, dependencies);
         }
         if let Some(unseen) = graph.unseen(id).cloned() {
             return Some(self.leave_unseen(graph, id, unseen, before, how));
@@ -390,17 +389,21 @@ impl Walk {
         let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else {
             return Vec::new();
         };
-        let (Some(descriptor), Some(value)) = (node.descriptor, node.value.clone()) else {
+        let (Some(descriptor), Some(base_value)) = (node.descriptor, &node.value) else {
             return Vec::new();
         };
-        let key = graph.key(id).clone();
-        let mut derived = self.settings.registry.get(descriptor).derived(&key, &value);
+        if let Some(planned) = self.derivations.of(graph, id, base_value) {
+            return planned;
+        }
+        let mut derived = self.settings.registry.get(descriptor).derived(graph.key(id), base_value);
         if derived.is_empty() {
             return Vec::new();
         }
+        let (key, base_value) = (graph.key(id).clone(), base_value.clone());
         derived.sort_by(|a, b| a.key.cmp(&b.key));
         derived.dedup_by(|a, b| a.key == b.key);
-        let mut list = Vec::with_capacity(derived.len());
+        let count = derived.len();
+        let mut list = Vec::with_capacity(count);
         let ids = graph.intern_all(derived.iter().map(|one| &one.key));
         for (Derived { key: derived_key, value, property }, derived_id) in
             derived.into_iter().zip(ids)
@@ -414,6 +417,12 @@ impl Walk {
             let reader = self.settings.registry.for_key(&derived_key).filter(|_| !property);
             let read = reader.and_then(|reader| self.settings.registry.get(reader).read(&value));
             list.push(Child { id: derived_id, value: read.unwrap_or(value), property });
+        }
+        // A list with a warning is computed again, so that the record has the warning too.
+        if list.len() == count
+            && let (true, Some(planned)) = (self.plans(), Arc::get_mut(&mut self.derivations))
+        {
+            planned.0.insert(id, (base_value, list.clone()));
         }
         list
     }

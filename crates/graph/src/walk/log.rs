@@ -34,7 +34,11 @@ impl OperationLog {
     }
 
     pub(super) fn push(&mut self, id: KeyId, mut record: OperationRecord) {
-        if let Some(slot) = self.last.get(&id).and_then(|at| self.operations.get_mut(*at as usize))
+        let place = u32::try_from(self.operations.len())
+            .expect("a transaction has fewer than four thousand million operations");
+        let earlier = self.last.insert(id, place);
+        if let Some((at, slot)) =
+            earlier.and_then(|at| Some((at, self.operations.get_mut(at as usize)?)))
         {
             match slot {
                 Some(last)
@@ -53,16 +57,12 @@ impl OperationLog {
                         && record.prev_state == ValueState::Pending =>
                 {
                     last.new_state = record.new_state;
+                    self.last.insert(id, at);
                     return;
                 }
                 _ => {}
             }
         }
-        let place = u32::try_from(self.operations.len());
-        self.last.insert(
-            id,
-            place.expect("a transaction has fewer than four thousand million operations"),
-        );
         self.operations.push(Some(record));
     }
 

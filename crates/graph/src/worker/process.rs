@@ -20,7 +20,7 @@ use crate::registry::Registry;
 use crate::state::{Operation, ValueState};
 use crate::transaction::{Notification, Resync, Retry, Transaction, TransactionType, Wanted};
 use crate::value::{Metadata, Value};
-use crate::walk::{List, Settings, Step, Walk, Walked};
+use crate::walk::{Conflicts, Derivations, List, Settings, Step, Walk, Walked};
 
 /// Where the values of a transaction come from.
 pub(super) enum Source {
@@ -28,6 +28,15 @@ pub(super) enum Source {
     South(BTreeMap<Key, (Option<Value>, Option<Metadata>)>),
     /// Values that are known already.
     Again(Vec<Key>),
+}
+
+/// The plan's share of an execution.
+struct Foreseen {
+    /// The calls and their order, if calls may run ahead.
+    conflicts: Option<Conflicts>,
+    /// The derived values whose change the journal records.
+    parts: HashSet<Key>,
+    derivations: Arc<Derivations>,
 }
 
 /// A transaction of any kind.
@@ -224,15 +233,14 @@ impl Service {
         });
         let parts = plan.parts.iter().map(|part| part.key.clone()).collect();
         self.announce(&work, &surroundings, &record, plan.parts)?;
-        let foreseen = plan.conflicts.filter(|_| {
+        let conflicts = plan.conflicts.filter(|_| {
             let mut planned = record.planned.iter();
             planned.all(|operation| is_implemented(&surroundings.registry, operation))
         });
+        let foreseen = Foreseen { conflicts, parts, derivations: plan.derivations };
         let walked = match idle {
             true => Walked::default(),
-            false => {
-                self.execute(&work, &surroundings, list, (foreseen, parts), &mut findings).await
-            }
+            false => self.execute(&work, &surroundings, list, foreseen, &mut findings).await,
         };
         let walked = self.settle(&work, &surroundings, walked, &mut findings).await;
         let stop = self.now();
@@ -291,10 +299,11 @@ impl Service {
         work: &Work,
         surroundings: &Surroundings,
         list: Arc<List>,
-        (conflicts, parts): (Option<crate::walk::Conflicts>, HashSet<Key>),
+        foreseen: Foreseen,
         findings: &mut Findings,
     ) -> Walked {
         let settings = self.settings(work, surroundings, true);
+        let Foreseen { conflicts, parts, derivations } = foreseen;
         // A value that is not valid changes the course of the walk: then no call runs ahead.
         let acceptable = conflicts.is_none() || {
             let graph = &self.inside.lock().graph;
@@ -306,7 +315,7 @@ impl Service {
                 })
             })
         };
-        let mut walk = Walk::new(settings, list);
+        let mut walk = Walk::new(settings, list).with_derivations(derivations);
         let conflicts = conflicts.filter(|_| acceptable);
         if conflicts.is_some() {
             walk = walk.with_conflicts();
@@ -319,22 +328,22 @@ impl Service {
             self.conduct.parallel,
             conflicts,
         );
-        let mut answer = None;
+        let (mut answer, mut called) = (None, None);
         loop {
-            let step = walk.step(&mut self.inside.lock().graph, answer.take());
+            let step = {
+                let Shared { graph, stats, .. } = &mut *self.inside.lock();
+                if let Some((descriptor, operation, took, well)) = called.take() {
+                    stats.called(descriptor, operation, took, well);
+                }
+                walk.step(graph, answer.take())
+            };
             match step {
                 Step::Call(call) => {
-                    let began = self.inside.clock.now();
+                    let began = self.inside.clock.elapsed();
                     let (operation, descriptor) = (call.operation, call.descriptor);
                     let result = executor.call(call).await;
-                    let ended = self.inside.clock.now();
-                    self.inside.lock().stats.called(
-                        descriptor,
-                        operation,
-                        began,
-                        ended,
-                        result.is_ok(),
-                    );
+                    let took = self.inside.clock.elapsed().saturating_sub(began);
+                    called = Some((descriptor, operation, took, result.is_ok()));
                     if let Err(error) = &result
                         && executor.looks_ahead()
                         && (work.reverts || executor.has_followers())
