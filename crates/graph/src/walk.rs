@@ -173,10 +173,10 @@ enum Input {
 
 /// How a frame continues.
 enum Flow {
-    /// Runs again when the other frame is done.
-    Push(Frame, Frame),
+    /// Runs again when this other frame is done.
+    Push(Frame),
     /// Runs again when the call is answered.
-    Call(Frame, Call),
+    Call(Call),
     Return(Outcome),
 }
 
@@ -309,7 +309,7 @@ impl Walk {
             self.input = Input::Answer(answer);
         }
         loop {
-            let Some((frame, owner)) = self.stack.pop() else {
+            let Some((mut frame, owner)) = self.stack.pop() else {
                 match self.next_item(graph) {
                     Some(Ok(applied)) => self.begin(applied),
                     Some(Err(step)) => return step,
@@ -318,18 +318,18 @@ impl Walk {
                 continue;
             };
             let input = std::mem::replace(&mut self.input, Input::Start);
-            let flow = match frame {
+            let flow = match &mut frame {
                 Frame::Create(frame) => self.run_create(graph, frame, input),
                 Frame::Update(frame) => self.run_update(graph, frame, input),
                 Frame::Delete(frame) => self.run_delete(graph, frame, input),
                 Frame::Recreate(frame) => self.run_recreate(graph, frame, input),
             };
             match flow {
-                Flow::Push(frame, child) => {
+                Flow::Push(child) => {
                     self.stack.push((frame, owner));
                     self.begin(Applied::Later(child));
                 }
-                Flow::Call(frame, call) => {
+                Flow::Call(call) => {
                     self.stack.push((frame, owner));
                     self.foreseen(graph, &call);
                     return Step::Call(call);

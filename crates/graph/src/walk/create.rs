@@ -160,17 +160,17 @@ impl Walk {
     pub(super) fn run_create(
         &mut self,
         graph: &mut Graph,
-        mut frame: Create,
+        frame: &mut Create,
         input: Input,
     ) -> Flow {
         match input {
-            Input::Start => match self.create_call(graph, &frame) {
-                Some(Ok(call)) => return Flow::Call(Frame::Create(frame), call),
-                Some(Err(error)) => return self.create_failed(graph, &frame, &error),
-                None => self.created(graph, &mut frame, None),
+            Input::Start => match self.create_call(graph, frame) {
+                Some(Ok(call)) => return Flow::Call(call),
+                Some(Err(error)) => return self.create_failed(graph, frame, &error),
+                None => self.created(graph, frame, None),
             },
-            Input::Answer(Ok(metadata)) => self.created(graph, &mut frame, metadata),
-            Input::Answer(Err(error)) => return self.create_failed(graph, &frame, &error),
+            Input::Answer(Ok(metadata)) => self.created(graph, frame, metadata),
+            Input::Answer(Err(error)) => return self.create_failed(graph, frame, &error),
             Input::Child(outcome) => {
                 if matches!(frame.stage, Stage::Derived(_)) {
                     frame.outcome = frame.outcome.and(outcome);
@@ -230,7 +230,7 @@ impl Walk {
         frame.stage = Stage::Dependents(dependents.into_iter());
     }
 
-    fn create_others(&mut self, graph: &mut Graph, mut frame: Create) -> Flow {
+    fn create_others(&mut self, graph: &mut Graph, frame: &mut Create) -> Flow {
         loop {
             if self.stopping() {
                 return Flow::Return(frame.outcome);
@@ -270,7 +270,7 @@ impl Walk {
                         frame.outcome = frame.outcome.and(outcome);
                     }
                 }
-                Applied::Later(child) => return Flow::Push(Frame::Create(frame), child),
+                Applied::Later(child) => return Flow::Push(child),
             }
         }
     }

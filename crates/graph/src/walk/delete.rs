@@ -155,17 +155,17 @@ impl Walk {
     pub(super) fn run_delete(
         &mut self,
         graph: &mut Graph,
-        mut frame: Box<Delete>,
+        frame: &mut Delete,
         input: Input,
     ) -> Flow {
         match input {
             Input::Start => {}
-            Input::Answer(Ok(_)) => return self.deleted(graph, &frame),
-            Input::Answer(Err(error)) => return self.delete_failed(graph, &frame, &error),
+            Input::Answer(Ok(_)) => return self.deleted(graph, frame),
+            Input::Answer(Err(error)) => return self.delete_failed(graph, frame, &error),
             Input::Child(Err(_))
                 if matches!(frame.stage, Stage::Derived(_) | Stage::Dependents(_)) =>
             {
-                self.put_back(graph, &mut frame);
+                self.put_back(graph, frame);
             }
             Input::Child(_) => {}
         }
@@ -184,7 +184,7 @@ impl Walk {
                         }
                         frame.dependents = leaning(graph, frame.id);
                         frame.strange = self.strange(graph, frame.id, &frame.derived);
-                        self.mark_gone(graph, &frame);
+                        self.mark_gone(graph, frame);
                         let derived: Vec<KeyId> = frame.derived.to_vec();
                         frame.stage = Stage::Derived(derived.into_iter());
                         continue;
@@ -239,10 +239,10 @@ impl Walk {
                 Applied::Now(Ok(())) => {}
                 Applied::Now(Err(_)) => {
                     if matches!(frame.stage, Stage::Derived(_) | Stage::Dependents(_)) {
-                        self.put_back(graph, &mut frame);
+                        self.put_back(graph, frame);
                     }
                 }
-                Applied::Later(child) => return Flow::Push(Frame::Delete(frame), child),
+                Applied::Later(child) => return Flow::Push(child),
             }
         }
     }
@@ -293,7 +293,7 @@ impl Walk {
         self.begin_delete(graph, id, Kind::Wait, how)
     }
 
-    fn delete_itself(&mut self, graph: &mut Graph, mut frame: Box<Delete>) -> Flow {
+    fn delete_itself(&mut self, graph: &mut Graph, frame: &mut Delete) -> Flow {
         if frame.absent {
             self.delete_absent(graph, frame.id, &frame.before, frame.how);
             return Flow::Return(Ok(()));
@@ -303,14 +303,14 @@ impl Walk {
         };
         let touches = frame.how.origin != Origin::South;
         let Some(descriptor) = node.descriptor.filter(|_| touches) else {
-            return self.deleted(graph, &frame);
+            return self.deleted(graph, frame);
         };
         if !self.settings.registry.get(descriptor).abilities().delete {
             if self.plans() {
-                return self.deleted(graph, &frame);
+                return self.deleted(graph, frame);
             }
             let error = OperationError::permanent("delete is not implemented");
-            return self.delete_failed(graph, &frame, &error);
+            return self.delete_failed(graph, frame, &error);
         }
         let call = Call {
             id: frame.id,
@@ -324,7 +324,7 @@ impl Walk {
             revert: frame.how.revert,
         };
         frame.stage = Stage::Call;
-        Flow::Call(Frame::Delete(frame), call)
+        Flow::Call(call)
     }
 
     fn deleted(&mut self, graph: &mut Graph, frame: &Delete) -> Flow {

@@ -154,13 +154,13 @@ impl Walk {
     pub(super) fn run_update(
         &mut self,
         graph: &mut Graph,
-        mut frame: Box<Update>,
+        frame: &mut Update,
         input: Input,
     ) -> Flow {
         match input {
             Input::Start => {}
-            Input::Answer(Ok(metadata)) => self.updated(graph, &mut frame, metadata),
-            Input::Answer(Err(error)) => return self.update_failed(graph, &frame, &error),
+            Input::Answer(Ok(metadata)) => self.updated(graph, frame, metadata),
+            Input::Answer(Err(error)) => return self.update_failed(graph, frame, &error),
             Input::Child(outcome) => match frame.stage {
                 Stage::Obsolete(..) | Stage::Lost(_) if outcome.is_err() => {
                     return self.abandon_update(graph, frame);
@@ -175,7 +175,7 @@ impl Walk {
         self.update_others(graph, frame)
     }
 
-    fn update_others(&mut self, graph: &mut Graph, mut frame: Box<Update>) -> Flow {
+    fn update_others(&mut self, graph: &mut Graph, frame: &mut Update) -> Flow {
         loop {
             if self.stopping() {
                 if matches!(frame.stage, Stage::Early(..)) {
@@ -207,8 +207,8 @@ impl Walk {
                 Stage::Lost(list) => match list.next() {
                     Some(id) => self.send_to_wait(graph, id),
                     None => {
-                        if let Some(flow) = self.update_itself(graph, &mut frame) {
-                            return flow.finish(frame);
+                        if let Some(flow) = self.update_itself(graph, frame) {
+                            return flow;
                         }
                         continue;
                     }
@@ -248,13 +248,13 @@ impl Walk {
                     Stage::Derived(_) | Stage::Replaced(_) => frame.outcome = Err(abandoned),
                     _ => {}
                 },
-                Applied::Later(child) => return Flow::Push(Frame::Update(frame), child),
+                Applied::Later(child) => return Flow::Push(child),
             }
         }
     }
 
     /// The update of the value itself; none once it is done.
-    fn update_itself(&mut self, graph: &mut Graph, frame: &mut Update) -> Option<Itself> {
+    fn update_itself(&mut self, graph: &mut Graph, frame: &mut Update) -> Option<Flow> {
         let from_south = frame.how.origin == Origin::South;
         // A value that is as wanted may still have unmet dependencies: its deletion failed, or the
         // south lost the dependency.
@@ -263,8 +263,8 @@ impl Walk {
             let old = frame.before.value.clone();
             let kind = Kind::Unready { old, state: frame.before.state };
             return match self.begin_delete(graph, frame.id, kind, frame.how) {
-                Applied::Now(outcome) => Some(Itself::Return(outcome)),
-                Applied::Later(child) => Some(Itself::Push(child)),
+                Applied::Now(outcome) => Some(Flow::Return(outcome)),
+                Applied::Later(child) => Some(Flow::Push(child)),
             };
         }
         let node = graph.node(frame.id)?;
@@ -285,7 +285,7 @@ impl Walk {
             revert: frame.how.revert,
         };
         frame.stage = Stage::Call;
-        Some(Itself::Call(call))
+        Some(Flow::Call(call))
     }
 
     fn updated(&mut self, graph: &mut Graph, frame: &mut Update, metadata: Option<Metadata>) {
@@ -326,7 +326,7 @@ impl Walk {
 
     /// A value that had to be deleted first was not: the value stays as it was, with its derived
     /// values.
-    fn abandon_update(&mut self, graph: &mut Graph, mut frame: Box<Update>) -> Flow {
+    fn abandon_update(&mut self, graph: &mut Graph, frame: &mut Update) -> Flow {
         let key = graph.key(frame.id).clone();
         let descriptor = graph.node(frame.id).and_then(|node| node.descriptor);
         let dependencies = match (descriptor, &frame.before.value) {
@@ -344,13 +344,13 @@ impl Walk {
         let strange = std::mem::take(&mut frame.strange);
         let whole = self.make_whole(graph, frame.id, strange, frame.how);
         frame.stage = Stage::End;
-        Flow::Push(Frame::Update(frame), whole)
+        Flow::Push(whole)
     }
 
     pub(super) fn run_recreate(
         &mut self,
         graph: &mut Graph,
-        mut frame: Box<Recreate>,
+        frame: &mut Recreate,
         input: Input,
     ) -> Flow {
         match input {
@@ -361,7 +361,7 @@ impl Walk {
         if !matches!(input, Input::Child(_)) {
             return match self.begin_delete(graph, frame.id, Kind::Recreate, frame.how) {
                 Applied::Now(outcome) => self.run_recreate(graph, frame, Input::Child(outcome)),
-                Applied::Later(child) => Flow::Push(Frame::Recreate(frame), child),
+                Applied::Later(child) => Flow::Push(child),
             };
         }
         frame.deleted = true;
@@ -369,26 +369,9 @@ impl Walk {
             Applied::Now(outcome) => Flow::Return(outcome),
             Applied::Later(Frame::Create(create)) => {
                 let create = create.again(&frame.derived);
-                Flow::Push(Frame::Recreate(frame), Frame::Create(create))
+                Flow::Push(Frame::Create(create))
             }
-            Applied::Later(child) => Flow::Push(Frame::Recreate(frame), child),
-        }
-    }
-}
-
-/// The result of updating the value itself.
-enum Itself {
-    Call(Call),
-    Push(Frame),
-    Return(Outcome),
-}
-
-impl Itself {
-    fn finish(self, frame: Box<Update>) -> Flow {
-        match self {
-            Self::Call(call) => Flow::Call(Frame::Update(frame), call),
-            Self::Push(child) => Flow::Push(Frame::Update(frame), child),
-            Self::Return(outcome) => Flow::Return(outcome),
+            Applied::Later(child) => Flow::Push(child),
         }
     }
 }
