@@ -88,6 +88,18 @@ impl Pools {
             let describe = |group: &mut LVMVolumeGroup| describe(group, pool);
             group = self.resources.modify_as(None, name, None, &options, describe).await?.0;
         }
+        self.measured(group, pool, space).await
+    }
+
+    /// Writes the space and the readiness of a pool into its group. One that has them is not written.
+    async fn measured(
+        &self,
+        mut group: LVMVolumeGroup,
+        pool: &Pool,
+        space: Space,
+    ) -> Result<(), StoreError> {
+        let (name, options) = (&pool.device, write_options());
+        let now = Time::new(self.resources.clock().now());
         let mut next = group.clone();
         measure(&mut next, pool, space, now);
         if next.status != group.status {
@@ -166,9 +178,10 @@ fn measure(group: &mut LVMVolumeGroup, pool: &Pool, space: Space, now: Time) {
     let status = &mut group.status;
     let (truth, reason, message) = match &pool.unready {
         None => (ConditionStatus::True, "Ready", String::new()),
-        Some(why) => (ConditionStatus::False, "NotReady", why.clone()),
+        Some(why) => (ConditionStatus::False, why.reason.as_str(), why.message.clone()),
     };
-    reason.clone_into(&mut status.phase);
+    let phase = if pool.unready.is_none() { "Ready" } else { "NotReady" };
+    phase.clone_into(&mut status.phase);
     if pool.unready.is_none() {
         status.vg_size = Some(Quantity::bytes(space.size));
         status.vg_free = Some(Quantity::bytes(space.free));
@@ -229,6 +242,19 @@ impl Backend for Pools {
                 return Err(Error::NoNode);
             }
             self.write(pool, space).await.map_err(trouble)
+        }
+        .boxed()
+    }
+
+    fn report_unready<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>> {
+        async move {
+            self.synced().await?;
+            let Some(group) = self.groups.find(None, &pool.device) else { return Ok(()) };
+            let written = self.measured((*group).clone(), pool, Space::default()).await;
+            match written {
+                Err(error) if !error.is_not_found() => Err(trouble(error)),
+                _ => Ok(()),
+            }
         }
         .boxed()
     }

@@ -25,7 +25,16 @@ pub struct Pool {
     /// Its tags.
     pub tags: Vec<String>,
     /// Why it takes no replicas; `None` if it does.
-    pub unready: Option<String>,
+    pub unready: Option<Unready>,
+}
+
+/// Why a pool takes no replicas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unready {
+    /// In one word, for conditions.
+    pub reason: String,
+    /// In a sentence.
+    pub message: String,
 }
 
 /// The record of a pool.
@@ -65,6 +74,10 @@ pub trait Backend: Debug + Send + Sync + 'static {
 
     /// Registers a pool, or updates its record.
     fn register<'a>(&'a self, pool: &'a Pool, space: Space) -> BoxFuture<'a, Result<(), Error>>;
+
+    /// Reports that a pool takes no replicas, for the reason in [`Pool::unready`]. Changes nothing else,
+    /// and creates no record.
+    fn report_unready<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>>;
 
     /// Asks for a pool to be emptied: it takes no new replicas, and those on it are moved elsewhere.
     fn evict<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), Error>>;

@@ -11,6 +11,7 @@
 //! | `configuration` | the valid configuration | applies the ConfigMap |
 //! | `operations` | tokens, leases, the job queue | which operations are queued or running |
 //! | `observe` | – | reads everything a decision depends on |
+//! | `watch` | – | reads the pools every few seconds, and queues those that changed |
 //! | `signals` | – | how the parts wake each other |
 //!
 //! Always true: a lock phase is written before its operation is queued, and only the writer that won
@@ -33,6 +34,7 @@ mod reconcile;
 mod resume;
 mod scan;
 mod signals;
+mod watch;
 mod work;
 mod worker;
 mod world;
@@ -62,6 +64,7 @@ use self::operations::Operations;
 use self::reconcile::Reconciler;
 use self::scan::Scanner;
 use self::signals::Signals;
+use self::watch::PoolWatch;
 use self::worker::Worker;
 use crate::api::BlockDevice;
 use crate::backend::Backend;
@@ -111,8 +114,10 @@ pub struct Options {
     pub rate: Option<Rate>,
     /// How often everything is scanned without an event.
     pub safety_scan: Duration,
-    /// How often the free space of a pool is read.
+    /// How often the record of a pool is written anew if it differs at all.
     pub refresh: Duration,
+    /// How often pools are read, to report what changed noticeably.
+    pub watch: Duration,
     /// The configuration where the ConfigMap has no value.
     pub defaults: Config,
     /// How long running operations may take to finish at shutdown.
@@ -133,6 +138,7 @@ impl Options {
             rate: None,
             safety_scan: Duration::from_secs(600),
             refresh: Duration::from_secs(300),
+            watch: Duration::from_secs(5),
             defaults: Config::default(),
             grace: Duration::from_secs(10),
             longest: None,
@@ -173,6 +179,7 @@ pub struct Disks {
     config: Reflector<ConfigMap>,
     subscriptions: Vec<Subscription>,
     scanner: tokio::task::JoinHandle<()>,
+    watch: tokio::task::JoinHandle<()>,
     stop: CancellationToken,
     quarantined: TaskTracker,
 }
@@ -236,6 +243,8 @@ impl Disks {
             rematch_deleted(&devices, &signals),
         ];
         let scanner = tokio::spawn(scanner.run(stop.clone()));
+        let watch = PoolWatch { devices: devices.clone(), observer, signals: signals.clone() };
+        let watch = tokio::spawn(watch.run(stop.clone()));
         Ok(Self {
             machine,
             devices,
@@ -244,6 +253,7 @@ impl Disks {
             config,
             subscriptions,
             scanner,
+            watch,
             stop,
             quarantined,
         })
@@ -259,6 +269,7 @@ impl Disks {
     #[cfg(test)]
     async fn crash(self) {
         self.scanner.abort();
+        self.watch.abort();
         self.stop.cancel();
         self.operations.shutdown(Duration::ZERO).await;
         self.signals.shutdown().await;
@@ -271,8 +282,9 @@ impl Disks {
         self.stop.cancel();
         self.signals.shutdown().await;
         self.operations.shutdown(self.machine.options.grace).await;
-        // A scanner that panicked has ended as well.
+        // A task that panicked has ended as well.
         let _ = self.scanner.await;
+        let _ = self.watch.await;
         self.quarantined.close();
         self.quarantined.wait().await;
         self.machine.recorder.shutdown().await;

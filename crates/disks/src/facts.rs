@@ -1,9 +1,9 @@
 //! Reduces an object, its disk and its mounts to the [`Facts`] that the phase table decides on. Pure.
 
-use mainstay_host::{Class, Disk, MountLine};
+use mainstay_host::{Class, Contents, Disk, MountLine};
 
 use crate::api::{BlockDevice, Makes, State};
-use crate::phase::{Content, Facts, Input, Mount, Provisioner, Record, Retrigger};
+use crate::phase::{Content, Facts, Fault, Input, Mount, Provisioner, Record, Retrigger};
 
 /// The state of a disk besides its object.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +16,8 @@ pub struct Sight<'a> {
     pub point: &'a str,
     /// The mount table.
     pub mounts: &'a [MountLine],
+    /// Its filesystem can be read only.
+    pub read_only: bool,
     /// Its record at the backend.
     pub record: Record,
     /// It is closed for new replicas there.
@@ -44,6 +46,7 @@ pub fn facts(device: &BlockDevice, sight: &Sight<'_>) -> Facts {
         },
         content: sight.disk.map_or(Content::Blank, |disk| content(device, disk)),
         mount: mount(sight.disk, sight.point, sight.mounts),
+        fault: sight.disk.and_then(|disk| fault(device, disk, sight.read_only)),
         corrupted,
         repaired: filesystem.repaired,
         record: sight.record,
@@ -122,6 +125,24 @@ pub fn content(device: &BlockDevice, disk: &Disk) -> Content {
     } else {
         Content::Other
     }
+}
+
+/// Why a disk cannot be used as the pool that its object records. The recorded UUID is a part of the
+/// pool's identity; a disk that cannot be read now shows nothing.
+#[must_use]
+pub fn fault(device: &BlockDevice, disk: &Disk, read_only: bool) -> Option<Fault> {
+    let recorded = device.recorded_uuid();
+    let Contents { signatures, unreadable, .. } = &disk.contents;
+    if unreadable.is_some() {
+        return None;
+    }
+    if recorded.is_empty() || signatures.iter().any(|found| found.uuid == recorded) {
+        return read_only.then_some(Fault::ReadOnly);
+    }
+    Some(match signatures.is_empty() {
+        true => Fault::FilesystemMissing,
+        false => Fault::FilesystemChanged,
+    })
 }
 
 /// Where a disk is mounted, compared with where it shall be.

@@ -168,6 +168,29 @@ pub enum Content {
     Other,
 }
 
+/// Why a pool cannot be used although its disk is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The disk has another filesystem or physical volume than the recorded one.
+    FilesystemChanged,
+    /// The recorded filesystem or physical volume is no longer on the disk.
+    FilesystemMissing,
+    /// The filesystem is mounted for reading only.
+    ReadOnly,
+}
+
+impl Fault {
+    /// Its reason in conditions and failures.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::FilesystemChanged => "FilesystemChanged",
+            Self::FilesystemMissing => "FilesystemMissing",
+            Self::ReadOnly => "ReadOnly",
+        }
+    }
+}
+
 /// Where the disk is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mount {
@@ -196,6 +219,14 @@ pub enum Record {
     OtherPath,
     /// It is registered with other tags.
     OtherTags,
+}
+
+impl Record {
+    /// Whether the backend has a record of the disk.
+    #[must_use]
+    pub fn exists(self) -> bool {
+        matches!(self, Self::Equal | Self::OtherPath | Self::OtherTags)
+    }
 }
 
 /// How an operation ended.
@@ -266,6 +297,8 @@ pub struct Facts {
     pub content: Content,
     /// Where it is mounted.
     pub mount: Mount,
+    /// Why it cannot be used as a pool although it is attached.
+    pub fault: Option<Fault>,
     /// It could not be mounted because it is damaged.
     pub corrupted: bool,
     /// A person says it was repaired.
@@ -295,6 +328,7 @@ impl Facts {
             provisioner: Provisioner::Filesystem,
             content: Content::Blank,
             mount: Mount::Nowhere,
+            fault: None,
             corrupted: false,
             repaired: false,
             record: Record::Missing,
@@ -304,12 +338,16 @@ impl Facts {
         }
     }
 
-    /// The phase a disk is in by what can be seen alone. Never a lock phase.
+    /// The phase a disk is in by what can be seen alone. Never a lock phase. A disk that is registered
+    /// is not Unprovisioned before its record is removed, unless a new format was asked for.
     #[must_use]
     pub fn derive(&self) -> Phase {
         let mounts = self.provisioner == Provisioner::Filesystem;
+        let kept =
+            self.record.exists() && self.retrigger != Retrigger::Force && (mounts || !self.want);
         match (self.mount, self.content) {
-            (Mount::Right, _) if mounts => Phase::Mounted,
+            (Mount::Right, _) if mounts && (self.want || !kept) => Phase::Mounted,
+            _ if kept => Phase::Formatted,
             _ if self.retrigger == Retrigger::Repaired && mounts => Phase::Formatted,
             (_, Content::Ours) => Phase::Formatted,
             _ => Phase::Unprovisioned,

@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use mainstay_controller::conditions::{self, Report};
-use mainstay_host::{Class, Disk, MountLine};
+use mainstay_host::{Class, Disk, MountLine, Space};
 use mainstay_store::meta::Time;
 
 use crate::api::{
     BlockDevice, Capacity, Details, DeviceRef, DryRun, Failure, FormatRecord, FoundSignature,
     OperationStatus, RuleStatus, State,
 };
+use crate::backend::Unready;
 use crate::gate::Verdict;
 use crate::identity;
-use crate::phase::{Facts, Input, Operation, Phase, Retrigger};
+use crate::phase::{Facts, Fault, Input, Operation, Phase, Retrigger};
 use crate::table::{Decision, Effect, Next};
 
 /// The details that accompany a decision.
@@ -42,6 +43,73 @@ pub fn limit(operation: Operation, size: u64) -> Option<Duration> {
         Operation::Mount | Operation::Unmount | Operation::Sync => Some(Duration::from_secs(60)),
         Operation::Register => Some(Duration::from_secs(300)),
         Operation::Deregister => None,
+    }
+}
+
+/// Whether the pool of a registered disk takes replicas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It does, as far as is known.
+    Ready,
+    /// It does not.
+    Unready(Unready),
+    /// An operation owns the disk; its end decides.
+    Unknown,
+}
+
+/// Judges whether the pool of a registered disk takes replicas: by the phase, and within Provisioned by
+/// whether the disk answers.
+#[must_use]
+pub fn unready(
+    device: &BlockDevice,
+    disk: Option<&Disk>,
+    space: Option<&Result<Space, String>>,
+) -> Readiness {
+    let no = |reason: &str, message: String| {
+        Readiness::Unready(Unready { reason: reason.to_owned(), message })
+    };
+    let Some(phase) = device.phase().filter(|phase| !phase.is_lock()) else {
+        return Readiness::Unknown;
+    };
+    match (phase, &device.status.failure) {
+        (Phase::Failed, Some(failure)) => no(&failure.reason, failure.message.clone()),
+        (Phase::Provisioned, _) if !device.wanted() => Readiness::Unknown,
+        (Phase::Provisioned, _) => {
+            let Some(disk) = disk.filter(|_| device.status.state != State::Inactive) else {
+                return no("DiskMissing", "the disk is not attached".to_owned());
+            };
+            if let Some(why) = &disk.contents.unreadable {
+                return no("DiskUnreadable", format!("{} cannot be read: {why}", disk.path));
+            }
+            space.and_then(unreadable).map_or(Readiness::Ready, Readiness::Unready)
+        }
+        _ => no("NotProvisioned", format!("the disk is {phase}, not Provisioned")),
+    }
+}
+
+/// Why a pool whose space cannot be read takes no replicas.
+#[must_use]
+pub fn unreadable(space: &Result<Space, String>) -> Option<Unready> {
+    let why = space.as_ref().err()?;
+    let message = format!("the free space of the pool cannot be read: {why}");
+    Some(Unready { reason: "DiskUnreadable".to_owned(), message })
+}
+
+/// A fault in words.
+#[must_use]
+pub fn fault(fault: Fault, device: &BlockDevice, disk: &Disk) -> String {
+    let (path, recorded) = (&disk.path, device.recorded_uuid());
+    match fault {
+        Fault::FilesystemChanged => {
+            let found = disk.contents.signatures.iter();
+            let found = found.map(|found| format!("{} {}", found.name, found.uuid));
+            let found = found.map(|text| text.trim().to_owned()).collect::<Vec<_>>().join(", ");
+            format!("{path} has {found}, but the pool was made with UUID {recorded}")
+        }
+        Fault::FilesystemMissing => {
+            format!("the filesystem or physical volume with UUID {recorded} is gone from {path}")
+        }
+        Fault::ReadOnly => format!("the filesystem of {path} is mounted for reading only"),
     }
 }
 
@@ -124,7 +192,36 @@ pub fn settle(
     if decision.next == Phase::Failed && before != Some(Phase::Failed) {
         fail(device, before, decision, account, now);
     }
+    agree(device, now);
     judge(device, decision, facts, account, now);
+}
+
+/// Makes the conditions agree with the phase, which is the single truth.
+fn agree(device: &mut BlockDevice, now: Timestamp) {
+    let Some(phase) = device.phase() else { return };
+    let failure = device.status.failure.as_ref().filter(|_| phase == Phase::Failed);
+    let (reason, message) = match failure {
+        Some(failure) => (failure.reason.clone(), failure.message.clone()),
+        None => ("NotProvisioned".to_owned(), format!("the disk is {phase}")),
+    };
+    let list = &mut device.status.conditions;
+    let provisioned = matches!(phase, Phase::Provisioned | Phase::Unprovisioning);
+    match (provisioned, conditions::is_true(list, "Provisioned", None)) {
+        (true, false) if phase == Phase::Provisioned => {
+            let report = Report::new("Provisioned", truth(true), "Provisioned");
+            conditions::set(list, &report.message("the pool is registered").timed(), now);
+        }
+        (false, true) => {
+            let report = Report::new("Provisioned", truth(false), &reason);
+            conditions::set(list, &report.message(message).timed(), now);
+        }
+        _ => {}
+    }
+    let unmounted = [Phase::Unprovisioned, Phase::Formatting, Phase::Formatted, Phase::Mounting];
+    if unmounted.contains(&phase) && conditions::is_true(list, "Mounted", None) {
+        let report = Report::new("Mounted", truth(false), "NotMounted");
+        conditions::set(list, &report.message(format!("the disk is {phase}")).timed(), now);
+    }
 }
 
 fn apply(
@@ -198,6 +295,7 @@ fn apply(
         | Effect::Corrupted
         | Effect::InUse
         | Effect::Later
+        | Effect::Faulty
         | Effect::Discard => {}
     }
 }
@@ -255,6 +353,15 @@ pub fn advice(reason: &str) -> &'static str {
             "Nothing was done to the disk that is there now. See that the right disk is attached, then set spec.retry to a new value"
         }
         "CrashLoop" => "See why the agent keeps ending, then set spec.retry to a new value",
+        "FilesystemChanged" => {
+            "The pool takes no new replicas. To use the recorded filesystem, attach the disk that has it and set spec.retry to a new value; to give the pool up, set spec.provision to false and spec.retry to a new value"
+        }
+        "FilesystemMissing" => {
+            "The pool takes no new replicas. Repair the filesystem and set spec.retry to a new value; to give the pool up, set spec.provision to false and spec.retry to a new value"
+        }
+        "ReadOnly" => {
+            "The pool takes no new replicas. The kernel's log has the cause; repair the filesystem, mount it for writing (or unmount it) and set spec.retry to a new value; to give the pool up, set spec.provision to false and spec.retry to a new value"
+        }
         "UnknownPhase" => {
             "Set spec.retry to a new value: the phase is then taken from what can be seen"
         }

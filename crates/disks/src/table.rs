@@ -101,6 +101,8 @@ pub enum Effect {
     Discard,
     /// The failure is cleared.
     Cleared,
+    /// The reason of the failure is the fault that was found.
+    Faulty,
 }
 
 impl Effect {
@@ -125,6 +127,7 @@ impl Effect {
             Self::Later => "checked again later",
             Self::Discard => "result discarded, lease let go",
             Self::Cleared => "failure cleared",
+            Self::Faulty => "the reason is the fault that was found",
         }
     }
 }

@@ -424,6 +424,8 @@ pub struct Space {
     pub free: u64,
     /// The unit of allocation.
     pub extent: u64,
+    /// It cannot be written: the filesystem is mounted for reading only.
+    pub read_only: bool,
 }
 
 /// A machine.

@@ -471,7 +471,8 @@ impl Host for LinuxHost {
                         stat.map_err(|error| Trouble::Failed(format!("{point}: {error}")))?;
                     let unit = stat.f_frsize;
                     let (size, free) = (stat.f_blocks * unit, stat.f_bavail * unit);
-                    Ok(Space { size, free, extent: 4 << 20 })
+                    let read_only = stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY);
+                    Ok(Space { size, free, extent: 4 << 20, read_only })
                 }
                 Place::Group { name } => self.group_space(name, path).await,
             }

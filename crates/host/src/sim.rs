@@ -47,6 +47,8 @@ struct State {
     lists: u64,
     sequence: u64,
     pending: BTreeSet<Wake>,
+    /// The space of disks that is not simply their size.
+    spaces: BTreeMap<String, Result<Space, String>>,
 }
 
 /// A machine in memory. Clones are the same machine.
@@ -177,6 +179,12 @@ impl SimHost {
     /// Says how an act on a disk goes: `mkfs`, `mount`, `umount`, `wipe`, `vgcreate`, `vgremove`.
     pub fn fate(&self, disk: &str, act: &'static str, fate: Fate) {
         self.state().fates.insert((disk.to_owned(), act), fate);
+    }
+
+    /// Sets the space of the pool on a disk, or the error of reading it. Sends no event, as a real
+    /// machine sends none.
+    pub fn set_space(&self, disk: &str, space: Result<Space, String>) {
+        self.state().spaces.insert(disk.to_owned(), space);
     }
 
     /// Lets everything that hangs end.
@@ -466,8 +474,15 @@ impl Host for SimHost {
                 disk.contents.of_class(Class::Lvm).is_some_and(|pv| pv.uuid == format!("pv-{name}"))
             }),
         };
-        let space = disk.map(|disk| Space { size: disk.size, free: disk.size, extent: 4 << 20 });
-        let space = space.ok_or_else(|| Trouble::Failed("there is no such pool".to_owned()));
+        let space = disk.map(|disk| match state.spaces.get(&disk.name) {
+            Some(space) => space.clone().map_err(Trouble::Failed),
+            None => {
+                let (size, free) = (disk.size, disk.size);
+                Ok(Space { size, free, extent: 4 << 20, read_only: false })
+            }
+        });
+        let space =
+            space.unwrap_or_else(|| Err(Trouble::Failed("there is no such pool".to_owned())));
         drop(state);
         std::future::ready(space).boxed()
     }

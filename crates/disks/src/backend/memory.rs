@@ -23,6 +23,7 @@ pub struct MemoryBackend {
 #[derive(Clone, Debug)]
 struct Registered {
     pool: Pool,
+    space: Space,
     closed: bool,
     replicas: Vec<String>,
     writes: usize,
@@ -68,6 +69,12 @@ impl MemoryBackend {
             .collect()
     }
 
+    /// The space of a pool as it was last reported.
+    #[must_use]
+    pub fn space(&self, device: &str) -> Option<Space> {
+        self.pools().get(device).map(|pool| pool.space)
+    }
+
     /// Whether a pool is closed for new replicas.
     #[must_use]
     pub fn is_closed(&self, device: &str) -> bool {
@@ -100,21 +107,23 @@ impl Backend for MemoryBackend {
     fn register<'a>(
         &'a self,
         pool: &'a Pool,
-        _space: Space,
+        space: Space,
     ) -> BoxFuture<'a, Result<(), backend::Error>> {
         if !self.node.load(Ordering::SeqCst) {
             return std::future::ready(Err(backend::Error::NoNode)).boxed();
         }
         let mut pools = self.pools();
         match pools.get_mut(&pool.device) {
-            Some(known) if known.pool == *pool => {}
+            Some(known) if known.pool == *pool => known.space = space,
             Some(known) => {
                 known.pool = pool.clone();
+                known.space = space;
                 known.writes += 1;
             }
             None => {
                 let known = Registered {
                     pool: pool.clone(),
+                    space,
                     closed: false,
                     replicas: Vec::new(),
                     writes: 1,
@@ -123,6 +132,13 @@ impl Backend for MemoryBackend {
             }
         }
         drop(pools);
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn report_unready<'a>(&'a self, pool: &'a Pool) -> BoxFuture<'a, Result<(), backend::Error>> {
+        if let Some(known) = self.pools().get_mut(&pool.device) {
+            known.pool.unready.clone_from(&pool.unready);
+        }
         std::future::ready(Ok(())).boxed()
     }
 

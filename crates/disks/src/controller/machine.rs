@@ -10,7 +10,7 @@ use mainstay_store::resources::Identities;
 
 use super::{Options, Parts};
 use crate::api::{BlockDevice, Makes};
-use crate::backend::{Backend, Pool};
+use crate::backend::{Backend, Pool, Unready};
 use crate::memory::Memory;
 use crate::metrics::Metrics;
 
@@ -40,7 +40,7 @@ impl Machine {
     }
 
     /// The pool that an object's disk is or becomes.
-    pub(super) fn pool(&self, device: &BlockDevice, unready: Option<String>) -> Pool {
+    pub(super) fn pool(&self, device: &BlockDevice, unready: Option<Unready>) -> Pool {
         let name = &device.metadata.name;
         let place = match device.makes() {
             Makes::Filesystem(_) => Place::Filesystem { point: self.point(name) },

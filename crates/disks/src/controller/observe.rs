@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mainstay_host::{Act, Device, Disk, FsType, Inspection, MountLine};
+use mainstay_host::{Act, Device, Disk, FsType, Inspection, MountLine, Place, Space};
 
 use super::Error;
 use super::configuration::Configuration;
@@ -15,13 +15,15 @@ use crate::backend;
 use crate::facts::{self, Sight};
 use crate::gate::{self, Resolved, Scene, Verdict};
 use crate::identity;
-use crate::phase::{Facts, Phase, Record};
+use crate::phase::{Facts, Mount, Phase};
 
 /// An object's disk at one moment.
 pub(super) struct View {
     pub(super) disk: Option<Disk>,
     pub(super) mounts: Arc<[MountLine]>,
     pub(super) known: backend::Known,
+    /// The space of its mounted filesystem, or why that cannot be read; `None` if it is not mounted.
+    pub(super) space: Option<Result<Space, String>>,
     pub(super) assigned: Option<Assigned>,
 }
 
@@ -57,19 +59,33 @@ impl Observer {
         });
         let mounts = host.mounts().await?;
         let known = self.known(device).await?;
-        Ok(View { disk, mounts, known, assigned })
+        let space = match &disk {
+            Some(disk) => self.space(device, disk, &mounts).await,
+            None => None,
+        };
+        Ok(View { disk, mounts, known, space, assigned })
     }
 
-    /// The backend's record of the pool of an object, if the object may have one.
-    pub(super) async fn known(&self, device: &BlockDevice) -> Result<backend::Known, Error> {
-        let used = device.wanted()
-            || matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned | Phase::Failed))
-            || device.phase().is_some_and(Phase::is_lock);
-        if used {
-            return Ok(self.machine.backend.look(&self.machine.pool(device, None)).await?);
+    /// The space of an object's filesystem if it is mounted at its point.
+    pub(super) async fn space(
+        &self,
+        device: &BlockDevice,
+        disk: &Disk,
+        mounts: &[MountLine],
+    ) -> Option<Result<Space, String>> {
+        let place = self.machine.pool(device, None).place;
+        let Place::Filesystem { point } = &place else { return None };
+        let used = matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned));
+        if !used || facts::mount(Some(disk), point, mounts) != Mount::Right {
+            return None;
         }
-        let record = Record::Missing;
-        Ok(backend::Known { record, closed: false, ready: false, replicas: Vec::new() })
+        let space = self.machine.host.space(&place, &disk.path).await;
+        Some(space.map_err(|trouble| trouble.message().to_owned()))
+    }
+
+    /// The backend's record of the pool of an object.
+    pub(super) async fn known(&self, device: &BlockDevice) -> Result<backend::Known, Error> {
+        Ok(self.machine.backend.look(&self.machine.pool(device, None)).await?)
     }
 
     /// The facts that the phase table decides on.
@@ -81,6 +97,7 @@ impl Observer {
             disk: view.disk.as_ref(),
             point: &point,
             mounts: &view.mounts,
+            read_only: matches!(view.space, Some(Ok(Space { read_only: true, .. }))),
             record: view.known.record,
             closed: view.known.closed,
             lease_free,

@@ -156,9 +156,7 @@ impl Worker {
         locked: Option<&LockedDisk>,
     ) -> Result<(), Trouble> {
         match (device.makes(), locked) {
-            (Makes::Lvm(lvm), Some(locked))
-                if locked.disk.contents.of_class(Class::Lvm).is_some() =>
-            {
+            (Makes::Lvm(lvm), Some(locked)) if is_recorded(device, &locked.disk) => {
                 let limit = self.machine.options.limit(Operation::Register, 0);
                 let act = Act::RemoveGroup { name: lvm.vg_name };
                 self.machine.host.operate(&locked.disk, &act, &locked.lock, limit).await
@@ -216,6 +214,12 @@ impl Worker {
             .await?;
         Ok(())
     }
+}
+
+/// Whether the physical volume on a disk is the recorded one. Another one is left alone.
+fn is_recorded(device: &BlockDevice, disk: &Disk) -> bool {
+    let volume = disk.contents.of_class(Class::Lvm);
+    volume.is_some_and(|volume| volume.uuid == device.recorded_uuid())
 }
 
 /// A message with the replicas that an eviction waits for: the first few by name.

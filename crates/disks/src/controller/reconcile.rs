@@ -6,7 +6,7 @@ use std::time::Duration;
 use mainstay_controller::conditions::{self, Report};
 use mainstay_controller::events::Severity;
 use mainstay_controller::runtime::Outcome;
-use mainstay_host::{Disk, Space};
+use mainstay_host::Disk;
 use mainstay_store::meta::{ConditionStatus, Time};
 
 use super::Error;
@@ -20,9 +20,9 @@ use crate::backend;
 use crate::gate::Verdict;
 use crate::identity;
 use crate::memory;
-use crate::phase::{Facts, Mount, Operation, Phase, Record};
-use crate::report::{self, Account};
-use crate::table::{self, Decision};
+use crate::phase::{Facts, Fault, Mount, Operation, Phase, Record};
+use crate::report::{self, Account, Readiness};
+use crate::table::{self, Decision, Effect};
 
 /// How soon a disk that could not be read is read again.
 const UNREADABLE: Duration = Duration::from_secs(5);
@@ -82,6 +82,7 @@ impl Reconciler {
         let unreadable = view.disk.as_ref().is_some_and(|disk| disk.contents.unreadable.is_some());
         if unreadable && matches!(device.phase(), Some(Phase::Formatted | Phase::Failed)) {
             // A disk that cannot be read now is not gone: decide when it can be read.
+            self.refresh_record(&device, &view).await?;
             return Ok(Outcome::After(UNREADABLE));
         }
         self.remember(&device, &view).await?;
@@ -228,7 +229,8 @@ impl Reconciler {
         let refusal = verdict.filter(|verdict| !verdict.passes()).map(Verdict::reasons);
         let adopted = view.disk.as_ref().and_then(|disk| disk.contents.only());
         let account = Account {
-            message: describe(decision, view),
+            message: describe(decision, facts, device, view),
+            reason: fault_of(decision, facts).map(|fault| fault.reason().to_owned()),
             uuid: adopted.map(|found| found.uuid.clone()),
             refusal,
             ..Account::default()
@@ -345,25 +347,36 @@ impl Reconciler {
         tracing::info!(device, from = old, to = new, "phase changed");
     }
 
-    /// Writes the free space and the readiness of a provisioned disk into its record.
+    /// Writes the free space and the readiness of the pool of a disk into its record.
     async fn refresh_record(&self, device: &BlockDevice, view: &View) -> Result<Outcome, Error> {
         if device.phase() == Some(Phase::Mounted) && view.known.record == Record::NoNode {
             return Ok(Outcome::After(NO_NODE));
         }
-        let settled = device.phase() == Some(Phase::Provisioned) && device.wanted();
-        if !settled || view.known.record != Record::Equal {
+        if !view.known.record.exists() {
             return Ok(Outcome::Done);
         }
-        let unready = match (device.status.state, view.disk.is_some()) {
-            (State::Inactive, _) | (_, false) => Some("the disk is not attached".to_owned()),
-            _ => None,
+        let backend = &self.machine.backend;
+        let mut space = view.space.clone();
+        let unready = match report::unready(device, view.disk.as_ref(), space.as_ref()) {
+            Readiness::Unknown => return Ok(Outcome::Done),
+            Readiness::Unready(why) => Some(why),
+            Readiness::Ready if space.is_none() => {
+                let place = self.machine.pool(device, None).place;
+                let read = self.machine.host.space(&place, path_of(device)).await;
+                space = Some(read.map_err(|trouble| trouble.message().to_owned()));
+                space.as_ref().and_then(report::unreadable)
+            }
+            Readiness::Ready => None,
         };
         let pool = self.machine.pool(device, unready);
-        let space = match &pool.unready {
-            None => self.machine.host.space(&pool.place, path_of(device)).await?,
-            Some(_) => Space::default(),
+        let done = match (&pool.unready, space) {
+            (None, Some(Ok(space))) if view.known.record == Record::Equal => {
+                backend.register(&pool, space).await
+            }
+            (None, _) => Ok(()),
+            (Some(_), _) => backend.report_unready(&pool).await,
         };
-        match self.machine.backend.register(&pool, space).await {
+        match done {
             Ok(()) | Err(backend::Error::Conflict) => {
                 Ok(Outcome::After(self.machine.options.refresh))
             }
@@ -377,9 +390,17 @@ pub(super) fn path_of(device: &BlockDevice) -> &str {
     &device.status.device_status.dev_path
 }
 
+/// The fault that a decision is about.
+fn fault_of(decision: &Decision, facts: &Facts) -> Option<Fault> {
+    facts.fault.filter(|_| decision.row.effects.contains(&Effect::Faulty))
+}
+
 /// A decision in words, for conditions and events.
-fn describe(decision: &Decision, view: &View) -> String {
+fn describe(decision: &Decision, facts: &Facts, device: &BlockDevice, view: &View) -> String {
     let path = view.disk.as_ref().map_or("the disk", |disk| disk.path.as_str());
+    if let (Some(fault), Some(disk)) = (fault_of(decision, facts), &view.disk) {
+        return report::fault(fault, device, disk);
+    }
     match decision.operation() {
         Some(operation) => format!("{operation} of {path} is queued ({})", decision.row.id),
         None => format!("{path}: {} ({})", decision.row.guard, decision.row.id),

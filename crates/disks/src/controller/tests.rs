@@ -2,6 +2,7 @@
 
 mod crashes;
 mod discovery;
+mod faults;
 #[path = "../../../store/tests/it/faulty.rs"]
 mod faulty;
 mod races;

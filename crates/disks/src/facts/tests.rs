@@ -27,6 +27,31 @@ fn line(number: &str, point: &str) -> MountLine {
 }
 
 #[test]
+fn the_recorded_uuid_is_a_part_of_the_identity_of_a_pool() {
+    let made = device(json!({}), json!({"formatted": {"uuid": "u"}}));
+    let never = device(json!({}), json!({}));
+    let blank = Disk::default();
+    let mut silent = Disk::default();
+    silent.contents.unreadable = Some("I/O error".to_owned());
+    let ours = holding(Class::Filesystem, "ext4", "u");
+    let other = holding(Class::Filesystem, "ext4", "v");
+    let table = holding(Class::PartitionTable, "gpt", "p");
+    let cases = [
+        (&made, &ours, false, None),
+        (&made, &ours, true, Some(Fault::ReadOnly)),
+        (&made, &other, false, Some(Fault::FilesystemChanged)),
+        (&made, &table, false, Some(Fault::FilesystemChanged)),
+        (&made, &blank, false, Some(Fault::FilesystemMissing)),
+        (&made, &silent, false, None),
+        (&never, &other, false, None),
+        (&never, &blank, false, None),
+    ];
+    for (device, disk, read_only, expected) in cases {
+        assert_eq!(fault(device, disk, read_only), expected, "{:?}", disk.contents);
+    }
+}
+
+#[test]
 fn a_format_is_asked_for_once() {
     let done = |request: &str| json!({"formatted": {"uuid": "u", "request": request}});
     let force = json!({"fileSystem": {"forceFormatted": true}});

@@ -7,7 +7,7 @@ use crate::phase::Phase::{
     Unprovisioned, Unprovisioning,
 };
 use crate::phase::{
-    Content, Ending, Facts, Input, Mount, Operation, Provisioner, Record, Retrigger,
+    Content, Ending, Facts, Fault, Input, Mount, Operation, Provisioner, Record, Retrigger,
 };
 
 fn looks(facts: &Facts) -> bool {
@@ -37,6 +37,16 @@ fn usable(facts: &Facts) -> bool {
 
 fn misplaced(facts: &Facts) -> bool {
     matches!(facts.mount, Mount::Elsewhere | Mount::Stacked | Mount::WrongSource)
+}
+
+/// The pool cannot be used, though its disk is attached and wanted.
+fn faulty(facts: &Facts) -> bool {
+    facts.active && facts.want && facts.fault.is_some()
+}
+
+/// An unwanted disk is still registered: that ends first.
+fn left_over(facts: &Facts) -> bool {
+    !facts.want && facts.record.exists()
 }
 
 fn gone(facts: &Facts) -> bool {
@@ -84,6 +94,16 @@ pub static ROWS: &[Row] = &[
         Next::Same,
     )
     .and(&[Effect::Discard]),
+    row(
+        "A5",
+        Stable,
+        "want ∧ no format request ∧ another filesystem than recorded",
+        |f| faulty(f) && !f.request && f.fault == Some(Fault::FilesystemChanged),
+        Next::Failed("FilesystemChanged"),
+    )
+    .and(&[Effect::Faulty]),
+    row("U8", The(Unprovisioned), "¬want ∧ still registered", left_over, Next::To(Unprovisioning))
+        .starts(Operation::Deregister),
     row("U1", The(Unprovisioned), "Inactive", |f| !f.active, Next::Same),
     row(
         "U2",
@@ -133,11 +153,23 @@ pub static ROWS: &[Row] = &[
         Next::Same,
     )
     .and(&[Effect::NeedsFormat]),
+    row(
+        "U9",
+        The(Unprovisioned),
+        "¬want ∧ the recorded filesystem was replaced or is gone",
+        |f| {
+            f.active && matches!(f.fault, Some(Fault::FilesystemChanged | Fault::FilesystemMissing))
+        },
+        Next::Same,
+    )
+    .and(&[Effect::Forgotten]),
     row("U7", The(Unprovisioned), "otherwise", |_| true, Next::Same),
     row("FG1", The(Formatting), "ok, token matches", |f| ended(f, Ending::Ok), Next::To(Formatted))
         .and(&[Effect::Formatted]),
     row("FG2", The(Formatting), "error or time-out", fails, Next::Failed("FormatFailed"))
         .and(&[Effect::NotFormatted]),
+    row("F9", The(Formatted), "¬want ∧ still registered", left_over, Next::To(Unprovisioning))
+        .starts(Operation::Deregister),
     row(
         "F1",
         The(Formatted),
@@ -221,6 +253,8 @@ pub static ROWS: &[Row] = &[
     .and(&[Effect::Damaged, Effect::NotMounted]),
     row("MG3", The(Mounting), "other error or time-out", fails, Next::Failed("MountFailed"))
         .and(&[Effect::NotMounted]),
+    row("M7", The(Mounted), "¬want ∧ still registered", left_over, Next::To(Unprovisioning))
+        .starts(Operation::Deregister),
     row(
         "M1",
         The(Mounted),
@@ -253,6 +287,14 @@ pub static ROWS: &[Row] = &[
         Next::Same,
     )
     .and(&[Effect::Later]),
+    row(
+        "M6",
+        The(Mounted),
+        "want ∧ the filesystem was replaced, is gone or is read-only",
+        faulty,
+        Next::Failed("FilesystemChanged"),
+    )
+    .and(&[Effect::Faulty]),
     row("M5", The(Mounted), "want", |_| true, Next::To(Provisioning)).starts(Operation::Register),
     row(
         "PG1",
@@ -296,6 +338,14 @@ pub static ROWS: &[Row] = &[
         Next::To(Formatted),
     )
     .and(&[Effect::NotMounted]),
+    row(
+        "P9",
+        The(Provisioned),
+        "want ∧ mounted ∧ the filesystem was replaced, is gone or is read-only",
+        faulty,
+        Next::Failed("FilesystemChanged"),
+    )
+    .and(&[Effect::Faulty]),
     row(
         "P4",
         The(Provisioned),

@@ -6,7 +6,7 @@ use super::*;
 use crate::phase::Phase::{
     Formatting, Mounting, Provisioned, Provisioning, Unmounting, Unprovisioning,
 };
-use crate::phase::{Content, Ending, Input, Mount, Provisioner, Record, Retrigger};
+use crate::phase::{Content, Ending, Fault, Input, Mount, Provisioner, Record, Retrigger};
 
 const CONTENTS: [Content; 6] = [
     Content::Blank,
@@ -32,6 +32,8 @@ const INPUTS: [Input; 10] = [
     Input::Ended(Ending::ReplicasRemain),
     Input::Ended(Ending::Late),
 ];
+const FAULTS: [Option<Fault>; 4] =
+    [None, Some(Fault::FilesystemChanged), Some(Fault::FilesystemMissing), Some(Fault::ReadOnly)];
 const RETRIGGERS: [Retrigger; 4] =
     [Retrigger::None, Retrigger::Retry, Retrigger::Repaired, Retrigger::Force];
 
@@ -47,8 +49,9 @@ fn facts() -> impl Strategy<Value = Facts> {
         prop::sample::select(MOUNTS.to_vec()),
         prop::sample::select(RECORDS.to_vec()),
         prop::sample::select(RETRIGGERS.to_vec()),
+        prop::sample::select(FAULTS.to_vec()),
     );
-    (flags, words).prop_map(|(flags, (input, content, mount, record, retrigger))| {
+    (flags, words).prop_map(|(flags, (input, content, mount, record, retrigger, fault))| {
         let [not_ours, active, want, request, auto, gate, lvm, corrupted, repaired, closed] = flags;
         Facts {
             input,
@@ -61,6 +64,7 @@ fn facts() -> impl Strategy<Value = Facts> {
             provisioner: if lvm { Provisioner::Lvm } else { Provisioner::Filesystem },
             content,
             mount,
+            fault,
             corrupted,
             repaired,
             record,
@@ -163,6 +167,7 @@ impl World {
         match operation {
             Operation::Format => {
                 self.facts.content = Content::Ours;
+                self.facts.fault = None;
                 (self.facts.request, self.facts.corrupted) = (false, false);
             }
             Operation::Mount => self.facts.mount = Mount::Right,
@@ -182,8 +187,11 @@ impl World {
         for effect in effects {
             match effect {
                 Effect::Adopted => self.facts.content = Content::Ours,
-                Effect::Forgotten if self.facts.content == Content::Foreign => {
-                    self.facts.content = Content::Adoptable;
+                Effect::Forgotten if self.facts.fault != Some(Fault::ReadOnly) => {
+                    self.facts.fault = None;
+                    if self.facts.content == Content::Foreign {
+                        self.facts.content = Content::Adoptable;
+                    }
                 }
                 Effect::Cleared => self.facts.retrigger = Retrigger::None,
                 _ => {}
@@ -210,6 +218,7 @@ fn every_row_can_be_reached() {
                 provisioner: if flag(6) { Provisioner::Lvm } else { Provisioner::Filesystem },
                 content,
                 mount,
+                fault: FAULTS[usize::from(flag(8)) + 2 * usize::from(flag(9))],
                 corrupted: flag(7),
                 repaired: flag(8),
                 record,
@@ -312,6 +321,41 @@ fn provisioned_follows_wish_mount_and_record() {
     ];
     for (facts, expected) in cases {
         assert_eq!(look(Provisioned, facts).0, expected, "{facts:?}");
+    }
+}
+
+#[test]
+fn a_pool_whose_filesystem_was_replaced_is_failed_and_never_adopted() {
+    let changed = Facts {
+        want: true,
+        content: Content::Foreign,
+        fault: Some(Fault::FilesystemChanged),
+        ..Facts::blank()
+    };
+    for phase in [Unprovisioned, Formatted, Mounted, Provisioned] {
+        for mount in MOUNTS {
+            let decision = decide(Some(phase), &Facts { mount, ..changed });
+            assert_eq!(decision.next, Failed, "{phase} {mount:?}");
+            assert!(decision.row.effects.contains(&Effect::Faulty));
+        }
+    }
+    let unwanted = Facts { want: false, ..changed };
+    assert_eq!(look(Formatted, unwanted), (Unprovisioned, None));
+    let requested = Facts { request: true, gate: true, ..changed };
+    assert_eq!(look(Formatted, requested), (Formatting, Some(Operation::Format)));
+}
+
+#[test]
+fn a_disk_that_is_not_wanted_is_deregistered_from_every_stable_phase() {
+    let left = Facts { record: Record::Equal, ..Facts::blank() };
+    for phase in [Unprovisioned, Formatted, Mounted, Provisioned] {
+        let expected = (Unprovisioning, Some(Operation::Deregister));
+        assert_eq!(look(phase, left), expected, "{phase}");
+    }
+    let failed = Facts { retrigger: Retrigger::Retry, ..left };
+    for mount in MOUNTS {
+        let next = look(Failed, Facts { mount, ..failed });
+        assert_eq!(next, (Formatted, None), "from where it is deregistered: {mount:?}");
     }
 }
 

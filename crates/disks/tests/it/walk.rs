@@ -187,6 +187,45 @@ async fn a_damaged_superblock_is_reported_and_left_alone_until_requested() {
     rig.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_that_is_read_only_or_reformatted_by_others_takes_no_replicas() {
+    if !possible() {
+        return;
+    }
+    let yard = Yard::new();
+    let device = yard.disk("a", 64);
+    let mut rig = Rig::new(yard, std::slice::from_ref(&device)).await;
+    rig.options.watch = std::time::Duration::from_millis(100);
+    let backend = std::sync::Arc::new(mainstay_disks::backend::MemoryBackend::default());
+    let parts = parts(&rig.yard, &rig.resources, &rig.devices);
+    rig.parts = Some(Parts { backend: backend.clone(), ..parts });
+    rig.start().await;
+    rig.want(&device).await;
+    let object = rig.phase(&device, "Provisioned").await;
+    let name = object.metadata.name.clone();
+    let point = rig.yard.path("mnt").join(&name).display().to_string();
+    run("mount", &["-o", "remount,ro", &point]);
+    let failed = rig.phase(&device, "Failed").await;
+    assert_eq!(failed.status.failure.unwrap().reason, "ReadOnly");
+    run("mount", &["-o", "remount,rw", &point]);
+    rig.edit(&device, |object| object.spec.retry = "1".to_owned()).await;
+    rig.phase(&device, "Provisioned").await;
+    rig.stop().await;
+    run("umount", &[&point]);
+    run("mkfs.ext4", &["-q", "-F", &device]);
+    let other = run("blkid", &["-p", "-o", "value", "-s", "UUID", &device]);
+    rig.start().await;
+    let failed = rig.phase(&device, "Failed").await;
+    let failure = failed.status.failure.clone().unwrap();
+    assert_eq!(failure.reason, "FilesystemChanged");
+    assert!(failure.message.contains(&other), "{}", failure.message);
+    assert_eq!(failed.recorded_uuid(), object.recorded_uuid());
+    assert!(rig.yard.mount_table().is_empty(), "it is not mounted");
+    rig.stop().await;
+    let reported = backend.registered()[&name].0.unready.clone().map(|why| why.reason);
+    assert_eq!(reported.as_deref(), Some("FilesystemChanged"));
+}
+
 /// Destroys the superblock of a provisioned disk while no agent runs, and waits until one says so.
 async fn damage(rig: &mut Rig, device: &str) {
     let object = rig.phase(device, "Provisioned").await;

@@ -248,7 +248,7 @@ impl LinuxHost {
             said.out.trim().split(',').filter_map(|n| n.trim().parse().ok()).collect();
         match numbers.as_slice() {
             [size, free, extent] if said.ok() => {
-                Ok(Space { size: *size, free: *free, extent: *extent })
+                Ok(Space { size: *size, free: *free, extent: *extent, read_only: false })
             }
             _ => Err(Trouble::Failed(format!("vgs: {}", said.complaint()))),
         }

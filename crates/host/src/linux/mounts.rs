@@ -24,6 +24,8 @@ struct Entry<'a> {
     options: &'a str,
     filesystem: &'a str,
     source: &'a str,
+    /// The options of the filesystem itself, whatever those of this mount of it.
+    whole: &'a str,
 }
 
 impl<'a> Entry<'a> {
@@ -37,6 +39,7 @@ impl<'a> Entry<'a> {
             options: left.next()?,
             filesystem: right.next()?,
             source: right.next()?,
+            whole: right.next().unwrap_or_default(),
         })
     }
 
@@ -46,7 +49,9 @@ impl<'a> Entry<'a> {
             point: plain(self.point),
             source: plain(self.source),
             filesystem: self.filesystem.to_owned(),
-            read_only: self.options.split(',').any(|option| option == "ro"),
+            read_only: [self.options, self.whole]
+                .iter()
+                .any(|options| options.split(',').any(|option| option == "ro")),
         }
     }
 }
@@ -164,11 +169,12 @@ mod tests {
 
     #[test]
     fn a_mount_table_is_read_with_all_its_oddities() {
-        let text = "36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n37 35 7:1 / /a ro - xfs /dev/loop1 rw\nnonsense\n";
+        let text = "36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 - ext3 /dev/root rw,errors=continue\n37 35 7:1 / /a ro - xfs /dev/loop1 rw\n38 35 7:2 / /b rw - ext4 /dev/loop2 ro,errors=remount-ro\nnonsense\n";
         let lines: Vec<_> = parse(text).map(|entry| entry.line()).collect();
-        assert_eq!(lines.len(), 2);
+        assert_eq!(lines.len(), 3);
         assert_eq!((lines[0].point.as_str(), lines[0].number.as_str()), ("/mnt 2", "98:0"));
         assert!(!lines[0].read_only && lines[1].read_only);
+        assert!(lines[2].read_only, "the kernel made the filesystem read-only after an error");
         assert_eq!((lines[1].source.as_str(), lines[1].filesystem.as_str()), ("/dev/loop1", "xfs"));
     }
 
