@@ -28,7 +28,8 @@ pub const GROUP: &str = "storage.mainstay.dev";
 pub const VERSION: &str = "v1";
 /// Holds a BlockDevice back until no operation owns its disk.
 pub const FINALIZER: &str = "storage.mainstay.dev/disks";
-/// Any new value asks what the safety gate would say; status.dryRun answers.
+/// Any new value asks what would be done to the disk; status.dryRun answers. `WORD:SPEC` rehearses a
+/// spec, in JSON; any other value rehearses a new format request.
 pub const DRY_RUN_ANNOTATION: &str = "storage.mainstay.dev/dry-run";
 /// Tells the node a BlockDevice belongs to.
 pub const NODE_LABEL: &str = "kubernetes.io/hostname";
@@ -76,8 +77,9 @@ pub struct BlockDeviceSpec {
     /// Any new value tries again after a failure. A disk that failed is not touched before.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub retry: String,
-    /// The names of the signatures on the disk whose data may be lost, as status.signatures lists
-    /// them. Erasing needs exactly those that are found, neither more nor fewer.
+    /// The signatures on the disk whose data may be lost, each as NAME:UUID (NAME if it has no UUID).
+    /// Erasing needs exactly those that are found, neither more nor fewer. Set it together with a
+    /// format request: it counts for that one operation, which removes it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "set"))]
     pub acknowledge_data_loss: Vec<String>,
@@ -182,7 +184,7 @@ pub struct BlockDeviceStatus {
     /// Why it failed, and what was seen then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-    /// The verdict of the safety gate, if a dry run was requested.
+    /// The decision that would be made, if a dry run was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dry_run: Option<DryRun>,
     /// Formatted, Mounted, Provisioned, Failed, AutoProvisionDetected, Corrupted, NeedsFormat,

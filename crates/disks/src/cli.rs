@@ -9,6 +9,7 @@ mod follow;
 mod settle;
 mod show;
 
+use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -23,6 +24,7 @@ use serde_json::{Value, json};
 
 use self::settle::{Waiting, change};
 use crate::api::BlockDevice;
+use crate::gate;
 
 /// The collection of BlockDevices.
 const DISKS: &str = "/apis/storage.mainstay.dev/v1/blockdevices";
@@ -117,10 +119,11 @@ pub struct Asked {
 /// The data that may be lost.
 #[derive(Debug, Args)]
 pub struct Erase {
-    /// The signatures whose data may be lost: exactly those `mainstay disks show` lists
+    /// The signatures whose data may be lost: exactly those `mainstay disks show` lists. Counts for this
+    /// one command
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     erase: Vec<String>,
-    /// Print the decision of the safety gate, rule by rule, and change nothing
+    /// Print what the agent would do, with the rules of the safety gate, and change nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -216,19 +219,34 @@ impl Asked {
         spec: impl Fn(&BlockDevice) -> Value,
         ends: &[&str],
     ) -> Result<u8, Error> {
-        if erase.dry_run {
-            let (_, disk) = find(client, &self.which.disk).await?;
-            return dry_run(client, &disk, &erase.erase).await;
-        }
         let acknowledged = |disk: &BlockDevice| {
             let mut spec = spec(disk);
             if !erase.erase.is_empty() {
-                spec["acknowledgeDataLoss"] = json!(erase.erase);
+                spec["acknowledgeDataLoss"] = json!(acknowledge(disk, &erase.erase));
             }
             spec
         };
+        if erase.dry_run {
+            let (_, disk) = find(client, &self.which.disk).await?;
+            return dry_run(client, &disk, &acknowledged(&disk)).await;
+        }
         self.change(client, acknowledged, ends).await
     }
+}
+
+/// The entries of spec.acknowledgeDataLoss for signatures that a person named: each name stands for the
+/// signatures of that name that the status shows now, with their UUIDs.
+fn acknowledge(disk: &BlockDevice, names: &[String]) -> BTreeSet<String> {
+    let mut entries = BTreeSet::new();
+    for name in names {
+        let shown = disk.status.signatures.iter().filter(|found| found.name == *name);
+        let before = entries.len();
+        entries.extend(shown.map(|found| gate::entry(&found.name, &found.uuid)));
+        if entries.len() == before {
+            entries.insert(name.clone());
+        }
+    }
+    entries
 }
 
 /// A value that the disk has not seen yet: the version it is at.
@@ -337,10 +355,14 @@ async fn list(client: &Client, node: Option<&str>, format: Option<Format>) -> Re
     Ok(0)
 }
 
-/// Asks the node's agent for the decision of the safety gate, and prints it.
-async fn dry_run(client: &Client, disk: &BlockDevice, names: &[String]) -> Result<u8, Error> {
+/// Asks the node's agent what it would do about a change of the spec, and prints it. The server checks
+/// the change first, as it would check the real one.
+async fn dry_run(client: &Client, disk: &BlockDevice, spec: &Value) -> Result<u8, Error> {
     let name = &disk.metadata.name;
-    let request = format!("{}:{}", nonce(disk), names.join(","));
+    let patch = json!({ "spec": spec });
+    let path = format!("{DISKS}/{name}?dryRun=All");
+    let changed = client.json(Call::send(Method::PATCH, path, MERGE_PATCH, &patch)).await?;
+    let request = format!("{}:{}", nonce(disk), changed["spec"]);
     let patch = json!({"metadata": {"annotations": {"storage.mainstay.dev/dry-run": request}}});
     let path = format!("{DISKS}/{name}");
     client.json(Call::send(Method::PATCH, path, MERGE_PATCH, &patch)).await?;
@@ -361,7 +383,27 @@ async fn dry_run(client: &Client, disk: &BlockDevice, names: &[String]) -> Resul
             Some(why) => format!("{number:>2}  REFUSE  {asks}: {why}"),
         })?;
     }
-    let verdict = if answer.passes { "the gate would let it pass" } else { "the gate refuses" };
-    output::print_line(verdict)?;
+    if !answer.rules.is_empty() {
+        let passes = answer.rules.iter().all(|rule| rule.refusal.is_none());
+        output::print_line(if passes { "the gate would let it pass" } else { "the gate refuses" })?;
+    }
+    output::print_line(&answer.decision)?;
     Ok(u8::from(!answer.passes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_signature_is_acknowledged_with_the_uuid_that_is_shown() {
+        let disk = json!({
+            "spec": {"nodeName": "n", "devPath": "/dev/a"},
+            "status": {"signatures": [{"name": "ext4", "uuid": "u1"}, {"name": "dos"}]},
+        });
+        let disk: BlockDevice = serde_json::from_value(disk).unwrap();
+        let names = ["ext4", "dos", "vg:a"].map(str::to_owned);
+        let entries: Vec<_> = acknowledge(&disk, &names).into_iter().collect();
+        assert_eq!(entries, ["dos", "ext4:u1", "vg:a"]);
+    }
 }

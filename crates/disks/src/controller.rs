@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `scan` | – | finds disks, matches them with objects, creates and deletes objects |
 //! | `reconcile` | – | decides about one object at a time by the phase table, and writes the decision |
+//! | `rehearse` | – | answers dry runs with the decisions of `reconcile` |
 //! | `worker` | quarantined operations | runs the operation that a lock phase stands for |
 //! | `machine` | – | the options, and the interfaces to host, backend, memory and events |
 //! | `devices` | the copy of the objects | reads and writes BlockDevices |
@@ -31,6 +32,7 @@ mod operations;
 mod outcome;
 mod pool;
 mod reconcile;
+mod rehearse;
 mod resume;
 mod scan;
 mod signals;

@@ -64,6 +64,13 @@ pub fn requests(device: &BlockDevice) -> bool {
     forced && (!device.latched() || retrigger(device) == Retrigger::Force)
 }
 
+/// Whether an object acknowledges data loss without a format request that is still to be answered. Such
+/// an acknowledgement has no effect, and is removed, so that no later request can use it.
+#[must_use]
+pub fn has_stray_acknowledgement(device: &BlockDevice) -> bool {
+    !device.spec.acknowledge_data_loss.is_empty() && !requests(device)
+}
+
 /// Whether auto-provisioning asked for the disk, not a person.
 #[must_use]
 pub fn is_auto(device: &BlockDevice) -> bool {

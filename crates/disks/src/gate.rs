@@ -4,6 +4,7 @@
 //! the lock phase is written, and again under the device lease, immediately before the first byte.
 //! `mainstay disks format --dry-run` prints the verdict rule by rule.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use mainstay_host::{Class, Contents, Inspection};
@@ -37,7 +38,7 @@ pub struct Scene {
     pub on_this_node: bool,
     /// The inspection by the host.
     pub inspection: Inspection,
-    /// The signatures whose loss was acknowledged.
+    /// The signatures whose loss was acknowledged, as [`entries`] writes them.
     pub acknowledged: Vec<String>,
     /// Auto-provisioning asks, not a person.
     pub auto: bool,
@@ -186,7 +187,7 @@ fn blank(scene: &Scene) -> Option<String> {
         let found = scene.inspection.contents.names().join(", ");
         return Some(format!("it is ambiguous what it holds ({found}); wipe it by hand"));
     }
-    let found = scene.inspection.contents.names();
+    let found = entries(&scene.inspection.contents);
     if found.is_empty() {
         return None;
     }
@@ -205,9 +206,24 @@ fn blank(scene: &Scene) -> Option<String> {
         return None;
     }
     let said = if acknowledged.is_empty() { "nothing".to_owned() } else { acknowledged.join(", ") };
+    let names = scene.inspection.contents.names().join(",");
     Some(format!(
-        "found {listed}, acknowledged {said}; to erase it, set spec.acknowledgeDataLoss to exactly [{listed}]"
+        "found {listed}, acknowledged {said}; to erase it, use --erase {names}, or set spec.acknowledgeDataLoss to exactly [{listed}] together with the format request"
     ))
+}
+
+/// How spec.acknowledgeDataLoss names a signature: `NAME:UUID`, or `NAME` if it has no UUID.
+#[must_use]
+pub fn entry(name: &str, uuid: &str) -> String {
+    if uuid.is_empty() { name.to_owned() } else { format!("{name}:{uuid}") }
+}
+
+/// The entries that acknowledge the loss of everything on a disk, each once, in order.
+#[must_use]
+pub fn entries(contents: &Contents) -> Vec<String> {
+    let signatures = contents.signatures.iter();
+    let entries: BTreeSet<_> = signatures.map(|found| entry(&found.name, &found.uuid)).collect();
+    entries.into_iter().collect()
 }
 
 fn fit(scene: &Scene) -> Option<String> {

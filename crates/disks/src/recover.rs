@@ -7,8 +7,8 @@
 use mainstay_host::Disk;
 
 use crate::api::{Identity, OperationStatus};
-use crate::identity;
 use crate::phase::{Mount, Phase, Record};
+use crate::{gate, identity};
 
 /// How often an operation is begun before it is given up.
 pub const ATTEMPTS: u32 = 3;
@@ -106,7 +106,7 @@ fn format(seen: &Interrupted<'_>, token: &OperationStatus) -> Action {
         return Action::Accept;
     }
     let ours = |name: &str, uuid: &str| {
-        uuid == token.target_fs_uuid || token.acknowledged.iter().any(|known| known == name)
+        uuid == token.target_fs_uuid || token.acknowledged.contains(&gate::entry(name, uuid))
     };
     let foreign: Vec<_> = contents
         .signatures

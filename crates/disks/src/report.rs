@@ -436,13 +436,41 @@ pub fn duplicates(device: &mut BlockDevice, others: &[String], now: Timestamp) {
     conditions::set(list, &report, now);
 }
 
-/// The gate's verdict for the status.
+/// The answer to a dry run: `next` is the object as the last decision would leave it, `from` the phase it
+/// has now.
 #[must_use]
-pub fn dry_run(request: &str, verdict: &Verdict) -> DryRun {
-    let rules = verdict.findings.iter().map(|finding| RuleStatus {
+pub fn dry_run(
+    request: &str,
+    from: Option<Phase>,
+    next: &BlockDevice,
+    decision: &Decision,
+    verdict: Option<&Verdict>,
+) -> DryRun {
+    let findings = verdict.map_or(&[][..], |verdict| verdict.findings.as_slice());
+    let rules = findings.iter().map(|finding| RuleStatus {
         rule: finding.rule,
         asks: finding.asks.to_owned(),
         refusal: finding.refusal.clone(),
     });
-    DryRun { request: request.to_owned(), passes: verdict.passes(), rules: rules.collect() }
+    let refused = verdict.is_some_and(|verdict| !verdict.passes());
+    let begins = decision.operation().filter(|_| !refused);
+    let blocked = next.status.conditions.iter().find(|condition| {
+        let blocks = ["Failed", "Refused", "NeedsFormat", "Corrupted"];
+        blocks.contains(&condition.kind.as_str()) && condition.status == truth(true)
+    });
+    let blocked = blocked.filter(|_| begins.is_none());
+    let from = from.map_or("unknown", Phase::as_str);
+    let to = decision.next;
+    let text = match (begins, blocked) {
+        (Some(operation), _) => format!("{from} → {to}: {operation} would begin"),
+        (None, Some(why)) => format!("{from} → {to}: {}", why.message),
+        (None, None) if from == to.as_str() => format!("{from}: nothing would be done"),
+        (None, None) => format!("{from} → {to}: {}", decision.row.guard),
+    };
+    DryRun {
+        request: request.to_owned(),
+        passes: !refused && blocked.is_none(),
+        decision: text,
+        rules: rules.collect(),
+    }
 }

@@ -125,7 +125,7 @@ pub struct FileSystemStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct FoundSignature {
-    /// Its name, as ext4, gpt, LVM2_member: the name spec.acknowledgeDataLoss needs.
+    /// Its name, as ext4, gpt, LVM2_member. spec.acknowledgeDataLoss needs it as NAME:UUID.
     pub name: String,
     /// Its UUID, if it has one.
     #[serde(default, skip_serializing_if = "String::is_empty")]

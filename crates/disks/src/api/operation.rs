@@ -34,7 +34,7 @@ pub struct OperationStatus {
     /// The mount point it is about.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mount_point: String,
-    /// The signatures that may be overwritten.
+    /// The signatures that may be overwritten, as spec.acknowledgeDataLoss named them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub acknowledged: Vec<String>,
@@ -143,16 +143,20 @@ pub struct Failure {
     pub at: Option<Time>,
 }
 
-/// The verdict of the safety gate, rule by rule: the answer to the annotation
-/// storage.mainstay.dev/dry-run.
+/// The decision about a spec that was only rehearsed, with the verdict of the safety gate rule by rule
+/// if the decision depends on it: the answer to the annotation storage.mainstay.dev/dry-run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DryRun {
     /// The value of the annotation it answers.
     pub request: String,
-    /// Whether the gate would let a format pass.
+    /// Whether everything that was asked for would be done.
     pub passes: bool,
-    /// The finding of each rule.
+    /// What would be done, or why not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub decision: String,
+    /// The finding of each rule; none if the gate is not asked.
+    #[serde(default)]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub rules: Vec<RuleStatus>,
 }

@@ -99,6 +99,20 @@ impl Devices {
         Ok(written)
     }
 
+    /// Lets `edit` change the spec of an object, and retries conflicts. `None` if it is gone.
+    pub(super) async fn set_spec(
+        &self,
+        name: &str,
+        edit: impl FnMut(&mut BlockDevice) + Send,
+    ) -> Result<Option<BlockDevice>, StoreError> {
+        let written = self.resources.modify_as(None, name, None, &options(), edit).await;
+        let written = write::or_gone(written)?.map(|(device, _)| device);
+        if let Some(device) = &written {
+            self.wrote(device);
+        }
+        Ok(written)
+    }
+
     /// Writes the status of an object unless the object changed since it was read or is gone: then
     /// `None`, and the change that won queues the object again.
     pub(super) async fn replace_status(

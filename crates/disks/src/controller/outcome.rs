@@ -19,7 +19,7 @@ use crate::{retry, table};
 
 impl Worker {
     /// Writes until that succeeds or the store refuses. Returns whether it succeeded.
-    async fn write_until_done<F>(&self, name: &str, mut write: impl FnMut() -> F) -> bool
+    pub(super) async fn write_until_done<F>(&self, name: &str, mut write: impl FnMut() -> F) -> bool
     where
         F: Future<Output = Result<(), StoreError>>,
     {

@@ -15,8 +15,9 @@ use super::machine::Machine;
 use super::observe::{Observer, View};
 use super::operations::Operations;
 use super::signals::Signals;
-use crate::api::{BlockDevice, DRY_RUN_ANNOTATION, FINALIZER, OperationStatus, State};
+use crate::api::{BlockDevice, FINALIZER, OperationStatus, State};
 use crate::backend;
+use crate::facts;
 use crate::gate::Verdict;
 use crate::identity;
 use crate::memory;
@@ -73,6 +74,9 @@ impl Reconciler {
             }
             return Ok(Outcome::Done);
         }
+        if facts::has_stray_acknowledgement(&self.observer.recalled(&device)) {
+            return self.remove_acknowledgement(&device).await;
+        }
         let mut view =
             self.observer.view(&device, self.observer.inventory.take_fresh(name)).await?;
         if view.assigned.is_none() && device.phase() == Some(Phase::Unprovisioned) {
@@ -96,9 +100,8 @@ impl Reconciler {
             }
         }
         let facts = self.observer.facts(&device, &view).await;
-        let (facts, verdict) = self.ask_gate(&device, &view, facts).await;
-        let decision = table::decide(device.phase(), &facts);
-        let next = self.next(&device, &view, &facts, &decision, verdict.as_ref()).await;
+        let (mut next, decision, _) = self.decide(&device, &view, facts).await;
+        self.answer_dry_run(&mut next, &device, &view).await;
         if next.status != device.status {
             if self.devices.replace_status(&next).await?.is_none() {
                 return Ok(Outcome::Done);
@@ -129,6 +132,20 @@ impl Reconciler {
             return Ok(Outcome::Done);
         }
         self.devices.remove_finalizer(name).await?;
+        Ok(Outcome::Done)
+    }
+
+    /// Removes an acknowledgement of data loss that belongs to no format request. The write queues the
+    /// object again.
+    async fn remove_acknowledgement(&self, device: &BlockDevice) -> Result<Outcome, Error> {
+        let mut next = device.clone();
+        let entries = std::mem::take(&mut next.spec.acknowledge_data_loss).join(", ");
+        if self.devices.replace(&next).await?.is_some() {
+            let message = format!(
+                "spec.acknowledgeDataLoss [{entries}] was removed: no format request is open. Set it together with spec.fileSystem.forceFormatted and a new formatRequest"
+            );
+            self.machine.event(device, Severity::Warning, "AcknowledgementRemoved", &message);
+        }
         Ok(Outcome::Done)
     }
 
@@ -208,8 +225,21 @@ impl Reconciler {
         }
     }
 
+    /// Decides about an object, and returns it with its next status. Changes nothing.
+    pub(super) async fn decide(
+        &self,
+        device: &BlockDevice,
+        view: &View,
+        facts: Facts,
+    ) -> (BlockDevice, Decision, Option<Verdict>) {
+        let (facts, verdict) = self.ask_gate(device, view, facts).await;
+        let decision = table::decide(device.phase(), &facts);
+        let next = self.next(device, view, &facts, &decision, verdict.as_ref());
+        (next, decision, verdict)
+    }
+
     /// The object with its next status.
-    async fn next(
+    fn next(
         &self,
         device: &BlockDevice,
         view: &View,
@@ -241,7 +271,6 @@ impl Reconciler {
         } else if decision.operation().is_some_and(|operation| operation.lock().is_some()) {
             self.lock_absent(&mut next, decision, view);
         }
-        self.answer_dry_run(&mut next, view, facts).await;
         next
     }
 
@@ -309,24 +338,6 @@ impl Reconciler {
             (Mount::Elsewhere, Some(line)) => line.point.clone(),
             _ => self.machine.point(name),
         }
-    }
-
-    /// Answers a dry run: the verdict that the gate would give now.
-    async fn answer_dry_run(&self, next: &mut BlockDevice, view: &View, facts: &Facts) {
-        let Some(request) = next.metadata.annotations.get(DRY_RUN_ANNOTATION).cloned() else {
-            return;
-        };
-        let answered = next.status.dry_run.as_ref().is_some_and(|last| last.request == request);
-        let Some(disk) = view.disk.as_ref().filter(|_| !answered) else { return };
-        let mut asked = next.clone();
-        // The request may name the signatures that would be acknowledged: `NONCE:ext4,gpt`.
-        if let Some((_, names)) = request.split_once(':') {
-            let names = names.split(',').filter(|name| !name.is_empty()).map(str::to_owned);
-            asked.spec.acknowledge_data_loss = names.collect();
-        }
-        let facts = Facts { auto: false, ..*facts };
-        let verdict = self.observer.judge(&asked, view, disk, &facts).await;
-        next.status.dry_run = Some(report::dry_run(&request, &verdict));
     }
 
     /// Logs a change of phase, and records an Event about it.

@@ -1,5 +1,6 @@
 //! Everything the shell promises, on a simulated machine and a clock that is moved by hand.
 
+mod acknowledge;
 mod crashes;
 mod discovery;
 mod faults;

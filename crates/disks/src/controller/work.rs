@@ -1,10 +1,13 @@
 //! The operations on a disk itself: format, mount, unmount.
 
+use std::time::Duration;
+
 use mainstay_controller::jobs::Slot;
 use mainstay_host::{Act, Class, Device, Disk, Lock, Trouble};
 
 use super::end::{End, LockedDisk};
 use super::observe::View;
+use super::resume::is_held;
 use super::worker::Worker;
 use crate::api::{BlockDevice, Makes, OperationStatus};
 use crate::facts;
@@ -60,7 +63,7 @@ impl Worker {
     ) -> Result<End, Trouble> {
         let host = &self.machine.host;
         let disk = &locked.disk;
-        let auto = facts::is_auto(device);
+        let auto = facts::is_auto(device) && token.acknowledged.is_empty();
         let inspection = host.inspect(disk, true).await;
         let target = &token.target_fs_uuid;
         let mut scene = self.observer.scene(device, view, disk, auto, target, inspection);
@@ -69,16 +72,19 @@ impl Worker {
         if resumed {
             let contents = &mut scene.inspection.contents;
             contents.signatures.retain(|found| found.uuid != *target);
-            scene.acknowledged.retain(|name| contents.names().contains(name));
+            let left = gate::entries(contents);
+            scene.acknowledged.retain(|entry| left.contains(entry));
         }
         let verdict = gate::judge(&scene);
         if !verdict.passes() {
             return Ok(End::badly(Ending::Error, Some("Refused"), verdict.reasons()));
         }
-        let found = scene.inspection.contents.names();
+        let limit = self.machine.options.limit(Operation::Format, disk.size);
+        self.use_up(device, token, limit).await?;
+        let signatures = gate::entries(&scene.inspection.contents);
         let who = if auto { "an auto-provision rule" } else { "spec.fileSystem.forceFormatted" };
         let line = format!(
-            "operation={} device={} path={} number={} diskseq={} size={} identity={:?} signatures={found:?} acknowledged={:?} why={who} attempt={}",
+            "operation={} device={} path={} number={} diskseq={} size={} identity={:?} signatures={signatures:?} acknowledged={:?} why={who} attempt={}",
             token.id,
             device.metadata.name,
             disk.path,
@@ -92,7 +98,7 @@ impl Worker {
         host.audit(&line)
             .await
             .map_err(|why| Trouble::Failed(format!("writing the audit line failed: {why}")))?;
-        let limit = self.machine.options.limit(Operation::Format, disk.size);
+        let found = scene.inspection.contents.names();
         if !found.is_empty() {
             host.operate(disk, &Act::Wipe { names: found }, &locked.lock, limit).await?;
         }
@@ -116,6 +122,37 @@ impl Worker {
         }
         let message = format!("{} was formatted with {}", disk.path, kind.as_str());
         Ok(End::made(message, uuid).seen(after))
+    }
+
+    /// Removes the acknowledgement that a format uses from the spec, before the first byte is written:
+    /// no other operation can use it, whatever becomes of this one.
+    async fn use_up(
+        &self,
+        device: &BlockDevice,
+        token: &OperationStatus,
+        limit: Duration,
+    ) -> Result<(), Trouble> {
+        if token.acknowledged.is_empty() {
+            return Ok(());
+        }
+        let name = &device.metadata.name;
+        let write = || async move {
+            let remove = |now: &mut BlockDevice| {
+                if is_held(now, device, token)
+                    && now.spec.acknowledge_data_loss == token.acknowledged
+                {
+                    now.spec.acknowledge_data_loss.clear();
+                }
+            };
+            self.devices.set_spec(name, remove).await.map(drop)
+        };
+        tokio::select! {
+            biased;
+            written = self.write_until_done(name, write) => if written { return Ok(()) },
+            () = self.machine.clock.sleep(limit) => {}
+        }
+        let why = "the acknowledgement could not be removed from spec.acknowledgeDataLoss; nothing was written to the disk";
+        Err(Trouble::Failed(why.to_owned()))
     }
 
     /// The disk after a destructive step; it must still be the same disk.

@@ -129,6 +129,19 @@ fn exactly_the_acknowledged_signatures_pass() {
 }
 
 #[test]
+fn a_signature_with_a_uuid_is_acknowledged_by_that_uuid_only() {
+    let mut contents = holding(&[(Class::Filesystem, "ext4")]);
+    "u1".clone_into(&mut contents.signatures[0].uuid);
+    for (acknowledged, passes) in [("ext4", false), ("ext4:u2", false), ("ext4:u1", true)] {
+        let acknowledged = vec![acknowledged.to_owned()];
+        let verdict = judge(&Scene { acknowledged, ..with(contents.clone()) });
+        assert_eq!(verdict.passes(), passes, "{verdict}");
+    }
+    let refusal = judge(&with(contents)).reasons();
+    assert!(refusal.contains("--erase ext4,") && refusal.contains("[ext4:u1]"), "{refusal}");
+}
+
+#[test]
 fn auto_provisioning_takes_blank_disks_only() {
     assert!(judge(&Scene { auto: true, ..fine() }).passes());
     let classes =

@@ -35,7 +35,7 @@ fn token() -> OperationStatus {
         boot_id: "boot".to_owned(),
         attempt: 1,
         target_fs_uuid: "target".to_owned(),
-        acknowledged: vec!["swap".to_owned()],
+        acknowledged: vec!["swap:x".to_owned()],
         ..OperationStatus::default()
     }
 }
@@ -61,6 +61,7 @@ fn an_interrupted_format_is_run_again_only_on_the_same_disk() {
         ("busy", token(), Some(disk()), true, "wait"),
         ("done", token(), Some(with("ext4", "target")), false, "accept"),
         ("acknowledged remains", token(), Some(with("swap", "x")), false, "run"),
+        ("another of that name", token(), Some(with("swap", "y")), false, "ForeignSignature"),
         ("foreign appeared", token(), Some(with("ext4", "other")), false, "ForeignSignature"),
         ("attached anew", token(), Some(Disk { diskseq: 8, ..disk() }), false, "IdentityChanged"),
         ("resized", token(), Some(Disk { size: 2 << 30, ..disk() }), false, "IdentityChanged"),

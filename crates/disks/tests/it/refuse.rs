@@ -25,6 +25,13 @@ fn table(image: &Path, start: u32, sectors: u32) {
     bytes_at(image, 446, &entry);
 }
 
+/// Acknowledges the loss of everything that the status of a disk shows.
+fn acknowledge(object: &mut BlockDevice) {
+    let shown = object.status.signatures.iter();
+    let entries = shown.map(|found| mainstay_disks::gate::entry(&found.name, &found.uuid));
+    object.spec.acknowledge_data_loss = entries.collect();
+}
+
 fn refusal(object: &BlockDevice) -> String {
     object.status.failure.as_ref().map(|failure| failure.message.clone()).unwrap_or_default()
 }
@@ -113,9 +120,10 @@ async fn a_disk_in_use_is_refused_however_it_is_hidden() {
     std::io::Read::read_exact(hidden.stdout.as_mut().unwrap(), &mut said).unwrap();
     let mut rig = Rig::new(yard, std::slice::from_ref(&device)).await;
     rig.start().await;
+    rig.phase(&device, "Unprovisioned").await;
     rig.edit(&device, |object| {
         object.spec.file_system.force_formatted = true;
-        object.spec.acknowledge_data_loss = vec!["ext4".to_owned()];
+        acknowledge(object);
     })
     .await;
     let failed = rig.phase(&device, "Failed").await;
@@ -159,13 +167,16 @@ async fn a_format_that_fails_is_reported_and_leaves_no_partial_state() {
     let mut rig = Rig::new(yard, &devices).await;
     rig.start().await;
     rig.edit(&small, |object| object.spec.file_system.kind = "xfs".to_owned()).await;
-    for device in [&parted, &swapped] {
-        rig.edit(device, |object| object.spec.acknowledge_data_loss = vec!["dos".to_owned()]).await;
-    }
     for (device, rule) in
         [(&read_only, "rule 5"), (&small, "rule 5"), (&parted, "rule 2"), (&swapped, "rule 1")]
     {
-        rig.want(device).await;
+        rig.phase(device, "Unprovisioned").await;
+        rig.edit(device, |object| {
+            object.spec.provision = true;
+            object.spec.file_system.force_formatted = true;
+            acknowledge(object);
+        })
+        .await;
         let failed = rig.phase(device, "Failed").await;
         assert!(refusal(&failed).contains(rule), "{device}: {}", refusal(&failed));
         assert!(failed.status.operation.is_none());
@@ -186,9 +197,12 @@ async fn a_member_of_a_group_is_refused_even_if_not_in_use() {
     run("vgcreate", &[&group, &device]);
     let mut rig = Rig::new(yard, std::slice::from_ref(&device)).await;
     rig.start().await;
-    let lost = vec!["LVM2_member".to_owned()];
-    rig.edit(&device, |object| object.spec.acknowledge_data_loss = lost.clone()).await;
-    rig.want(&device).await;
+    rig.phase(&device, "Unprovisioned").await;
+    rig.edit(&device, |object| {
+        object.spec.file_system.force_formatted = true;
+        acknowledge(object);
+    })
+    .await;
     let failed = rig.phase(&device, "Failed").await;
     assert!(refusal(&failed).contains(&format!("vg:{group}")), "{}", refusal(&failed));
     rig.stop().await;
@@ -250,4 +264,38 @@ async fn a_mkfs_that_cannot_be_killed_keeps_its_disk_in_quarantine() {
         run("umount", &[&point]);
     }
     rig.yard.detach(&device);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_format_needs_an_acknowledgement_of_its_own() {
+    if !possible() {
+        return;
+    }
+    let yard = Yard::new();
+    let device = yard.disk("a", 64);
+    run("mkfs.ext4", &["-q", &device]);
+    let mut rig = Rig::new(yard, std::slice::from_ref(&device)).await;
+    rig.start().await;
+    rig.phase(&device, "Unprovisioned").await;
+    rig.edit(&device, |object| {
+        object.spec.provision = true;
+        object.spec.file_system.force_formatted = true;
+        acknowledge(object);
+    })
+    .await;
+    let object = rig.phase(&device, "Provisioned").await;
+    assert!(object.spec.acknowledge_data_loss.is_empty(), "the format used it up");
+    let file = rig.yard.path("mnt").join(&object.metadata.name).join("hello");
+    std::fs::write(&file, "there").unwrap();
+    rig.edit(&device, |object| object.spec.provision = false).await;
+    rig.phase(&device, "Formatted").await;
+    rig.edit(&device, |object| object.spec.file_system.format_request = "2".to_owned()).await;
+    rig.wait(&device, "refused", |object| {
+        object.status.conditions.iter().any(|condition| condition.kind == "Refused")
+    })
+    .await;
+    rig.edit(&device, |object| object.spec.provision = true).await;
+    rig.phase(&device, "Provisioned").await;
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "there", "the data is still there");
+    rig.stop().await;
 }

@@ -90,12 +90,10 @@ async fn deleting_a_provisioned_object_walks_it_through_again() {
     rig.want("sda").await;
     rig.wait("sda", "Provisioned").await;
     let before = rig.device("sda").await;
-    rig.edit("sda", |device| device.spec.acknowledge_data_loss = vec!["ext4".to_owned()]).await;
     rig.delete("sda").await;
     rig.wait("sda", "Provisioned").await;
     let after = rig.device("sda").await;
     assert_ne!(after.metadata.uid, before.metadata.uid);
-    assert!(after.spec.acknowledge_data_loss.is_empty(), "an acknowledgement is not restored");
     assert_eq!(rig.host.log(), ["mkfs sda", "mount sda"]);
 }
 

