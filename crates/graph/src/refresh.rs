@@ -248,11 +248,18 @@ impl Refresh<'_> {
             current.insert(id);
             self.seen_one_derived(base, id, reader, derived_value, state, obtained);
         }
+        // After an update or a deletion that was not finished, the base does not show whether its
+        // derived values exist.
+        let leftover = state == ValueState::Configured
+            && self.graph.node(base).is_some_and(|node| node.last.requested.is_none());
+        let interrupted = state.is_failure() || leftover;
         for id in all.iter().copied().filter(|id| !current.contains(id)) {
-            let missing = self.graph.node(id).filter(|node| {
-                state.is_failure() && node.state == ValueState::Missing && node.descriptor.is_some()
+            let doubtful = self.graph.node(id).filter(|node| {
+                interrupted
+                    && matches!(node.state, ValueState::Missing | ValueState::Configured)
+                    && node.descriptor.is_some()
             });
-            match missing.and_then(|node| node.value.clone()) {
+            match doubtful.and_then(|node| node.value.clone()) {
                 Some(value) => self.doubt(id, value),
                 None => self.lost(id),
             }

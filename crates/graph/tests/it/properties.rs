@@ -349,6 +349,7 @@ fn regression_histories_converge_after_wrong_retrievals() {
             (8, false),
             vec![(2, Lie::Hidden(key(6))), (3, Lie::WithoutParts(key(6)))],
         ),
+        ("1{x;y} 0 / 2 / -0 / -1", (7, false), vec![(5, Lie::WithoutParts(key(1)))]),
     ] {
         let lies = lies.into_iter().collect();
         let result = run(converges_after_lies(&history(text), [fail].into(), lies));
