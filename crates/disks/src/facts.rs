@@ -20,6 +20,8 @@ pub struct Sight<'a> {
     pub read_only: bool,
     /// Its record at the backend.
     pub record: Record,
+    /// A replica is on it.
+    pub replicas: bool,
     /// It is closed for new replicas there.
     pub closed: bool,
     /// Its lease is free.
@@ -50,6 +52,7 @@ pub fn facts(device: &BlockDevice, sight: &Sight<'_>) -> Facts {
         corrupted,
         repaired: filesystem.repaired,
         record: sight.record,
+        replicas: sight.replicas,
         closed: sight.closed,
         retrigger: retrigger(device),
         lease_free: sight.lease_free,

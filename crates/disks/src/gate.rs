@@ -1,6 +1,6 @@
 //! The safety gate: whether anything destructive may begin. Pure.
 //!
-//! Twelve rules, all of which must hold; every refusal names its reason. The gate is asked before
+//! Thirteen rules, all of which must hold; every refusal names its reason. The gate is asked before
 //! the lock phase is written, and again under the device lease, immediately before the first byte.
 //! `mainstay disks format --dry-run` prints the verdict rule by rule.
 
@@ -8,6 +8,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use mainstay_host::{Class, Contents, Inspection};
+
+use crate::backend::Known;
 
 /// The smallest disk that is worth anything: mkfs.xfs refuses less than 300 MiB.
 pub const XFS_MINIMUM: u64 = 300 << 20;
@@ -58,12 +60,14 @@ pub struct Scene {
     pub uuid_taken: Option<String>,
     /// The mount that occupies its mount point, if there is one.
     pub point_taken: Option<String>,
+    /// The pool or the replicas on it, if there are any ([`pool_in_use`]).
+    pub pool: Option<String>,
 }
 
 /// The finding of one rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Its number, from 1 to 12.
+    /// Its number, from 1 to 13.
     pub rule: u8,
     /// The requirement.
     pub asks: &'static str,
@@ -112,7 +116,7 @@ impl fmt::Display for Verdict {
 type Rule = (&'static str, fn(&Scene) -> Option<String>);
 
 /// The rules, in order.
-const RULES: [Rule; 12] = [
+const RULES: [Rule; 13] = [
     ("one disk, known for certain, not excluded, on this node, not the system's", known),
     ("neither it nor a part of it is mounted, in any mount namespace", unmounted),
     (
@@ -128,6 +132,7 @@ const RULES: [Rule; 12] = [
     ("nothing is mounted at its mount point", free_point),
     ("every probe answered in time", answered),
     ("the audit line can be written first", audited),
+    ("no pool is registered on it, and no replica is on it", unpooled),
 ];
 
 /// Judges a scene.
@@ -275,6 +280,24 @@ fn answered(scene: &Scene) -> Option<String> {
 
 fn audited(scene: &Scene) -> Option<String> {
     scene.inspection.audit.as_ref().map(|why| format!("it cannot: {why}"))
+}
+
+fn unpooled(scene: &Scene) -> Option<String> {
+    scene.pool.as_ref().map(|what| format!("{what}; unprovision it first"))
+}
+
+/// The pool or the replicas on a disk, in words. A disk that has either is neither formatted nor
+/// unmounted.
+#[must_use]
+pub fn pool_in_use(known: &Known) -> Option<String> {
+    const NAMED: usize = 5;
+    if known.replicas.is_empty() {
+        return known.record.exists().then(|| "a pool is registered on it".to_owned());
+    }
+    let names: Vec<_> = known.replicas.iter().take(NAMED).map(String::as_str).collect();
+    let more = known.replicas.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    Some(format!("replicas are on it: {}{more}", names.join(", ")))
 }
 
 #[cfg(test)]

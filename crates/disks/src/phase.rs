@@ -305,6 +305,8 @@ pub struct Facts {
     pub repaired: bool,
     /// Its record at the backend.
     pub record: Record,
+    /// A replica is on it.
+    pub replicas: bool,
     /// It is closed for new replicas where it is used.
     pub closed: bool,
     /// A person's reason to try again.
@@ -332,10 +334,18 @@ impl Facts {
             corrupted: false,
             repaired: false,
             record: Record::Missing,
+            replicas: false,
             closed: false,
             retrigger: Retrigger::None,
             lease_free: true,
         }
+    }
+
+    /// Whether a pool is registered on it, or a replica is on it: it is neither unmounted nor formatted
+    /// before it is emptied.
+    #[must_use]
+    pub fn pooled(&self) -> bool {
+        self.record.exists() || self.replicas
     }
 
     /// The phase a disk is in by what can be seen alone. Never a lock phase. A disk that is registered
@@ -343,9 +353,9 @@ impl Facts {
     #[must_use]
     pub fn derive(&self) -> Phase {
         let mounts = self.provisioner == Provisioner::Filesystem;
-        let kept =
-            self.record.exists() && self.retrigger != Retrigger::Force && (mounts || !self.want);
+        let kept = self.pooled() && self.retrigger != Retrigger::Force && (mounts || !self.want);
         match (self.mount, self.content) {
+            _ if self.pooled() && self.retrigger == Retrigger::Force => Phase::Provisioned,
             (Mount::Right, _) if mounts && (self.want || !kept) => Phase::Mounted,
             _ if kept => Phase::Formatted,
             _ if self.retrigger == Retrigger::Repaired && mounts => Phase::Formatted,

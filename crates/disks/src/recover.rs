@@ -72,7 +72,9 @@ pub fn recover(seen: &Interrupted<'_>) -> Action {
             Some((reason, message)) => fail(reason, message),
             None => again(seen, token),
         },
-        Phase::Unmounting | Phase::Unprovisioning => again(seen, token),
+        Phase::Unmounting => again(seen, token),
+        // It waits for replicas for as long as they take; restarts meanwhile are no crashes.
+        Phase::Unprovisioning => Action::Run,
         _ => fail("NoLock", format!("{} is no lock phase", seen.phase)),
     }
 }

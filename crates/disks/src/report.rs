@@ -294,6 +294,7 @@ fn apply(
         | Effect::Partitioned
         | Effect::Corrupted
         | Effect::InUse
+        | Effect::Displaced
         | Effect::Later
         | Effect::Faulty
         | Effect::Discard => {}
@@ -347,6 +348,9 @@ pub fn advice(reason: &str) -> &'static str {
         }
         "OperationTimeout" => {
             "See why the disk does not answer; then set spec.retry to a new value. A disk whose operation cannot be ended stays locked until it ends"
+        }
+        "InUse" => {
+            "Set spec.provision to false, so that the pool is emptied and removed first; then set spec.retry to a new value"
         }
         "Busy" => "End what uses it, then set spec.retry to a new value",
         "IdentityChanged" | "DeviceGone" | "ForeignSignature" => {
@@ -412,6 +416,9 @@ fn judge(
     if decision.next != Phase::Failed {
         let refused = if effects.contains(&Effect::InUse) {
             Some(("InUse", "the disk is in use; unprovision it before formatting it".to_owned()))
+        } else if effects.contains(&Effect::Displaced) {
+            let message = "the disk is mounted elsewhere, or under another mount, while its pool is in use; remove that mount by hand, or unprovision the disk";
+            Some(("MountInUse", message.to_owned()))
         } else {
             account.refusal.clone().map(|why| ("Refused", why))
         };

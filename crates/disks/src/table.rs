@@ -95,6 +95,8 @@ pub enum Effect {
     NotProvisioned,
     /// Condition Refused: unprovision first.
     InUse,
+    /// Condition Refused: the disk is mounted in a wrong place, and its pool is in use.
+    Displaced,
     /// Looked at again after a while.
     Later,
     /// The result is thrown away, only the lease is let go.
@@ -124,6 +126,7 @@ impl Effect {
             Self::Provisioned => "Provisioned=True",
             Self::NotProvisioned => "Provisioned=False",
             Self::InUse => "Refused=True: unprovision first",
+            Self::Displaced => "Refused=True: remove the wrong mount by hand",
             Self::Later => "checked again later",
             Self::Discard => "result discarded, lease let go",
             Self::Cleared => "failure cleared",
@@ -226,7 +229,7 @@ pub fn diagram() -> String {
             Next::Same => continue,
             Next::To(ref phase) => std::slice::from_ref(phase),
             Next::Failed(_) => &[Failed],
-            Next::Derive => &[Unprovisioned, Formatted, Mounted],
+            Next::Derive => &[Unprovisioned, Formatted, Mounted, Phase::Provisioned],
         };
         for to in to {
             if seen.insert((row.id, from, *to)) {

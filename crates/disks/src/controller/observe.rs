@@ -99,6 +99,7 @@ impl Observer {
             mounts: &view.mounts,
             read_only: matches!(view.space, Some(Ok(Space { read_only: true, .. }))),
             record: view.known.record,
+            replicas: !view.known.replicas.is_empty(),
             closed: view.known.closed,
             lease_free,
         };
@@ -185,6 +186,7 @@ impl Observer {
             target_uuid: uuid.to_owned(),
             uuid_taken: self.holder_of(uuid, disk),
             point_taken: occupied.map(ToString::to_string),
+            pool: gate::pool_in_use(&view.known),
         }
     }
 

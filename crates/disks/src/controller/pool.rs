@@ -137,8 +137,12 @@ impl Worker {
     async fn empty(&self, pool: &Pool, lost: bool) -> Result<Vec<String>, backend::Error> {
         let backend = &self.machine.backend;
         let known = backend.look(pool).await?;
-        if matches!(known.record, Record::Missing | Record::NoNode) {
+        if !known.record.exists() && (known.replicas.is_empty() || lost) {
             return Ok(Vec::new());
+        }
+        if known.record == Record::Missing {
+            // No record is left to mark, but the replicas still have to leave.
+            return Ok(known.replicas);
         }
         backend.evict(pool).await?;
         // Replicas of a lost disk cannot be moved; they are made again from their peers.

@@ -39,6 +39,13 @@ impl Worker {
         if bound && let Some((reason, message)) = recover::differs(&seen, token) {
             return End::badly(Ending::Error, Some(reason), message);
         }
+        if operation == Operation::Unmount
+            && let Some(what) = gate::pool_in_use(&view.known)
+            && is_mounted_at(view, &token.mount_point)
+        {
+            let message = format!("{} was not unmounted: {what}", token.device.path);
+            return End::badly(Ending::Busy, Some("InUse"), message);
+        }
         let ended = match (operation, locked) {
             (Operation::Format, Some(locked)) => self.format(device, token, locked, view).await,
             (Operation::Mount, Some(locked)) => self.mount(device, locked).await,
@@ -222,4 +229,12 @@ impl Worker {
         }
         Err(Trouble::Busy(format!("{point} is still mounted after 8 attempts to unmount it")))
     }
+}
+
+/// Whether the disk of a view is what is mounted at a point.
+fn is_mounted_at(view: &View, point: &str) -> bool {
+    let disk = view.disk.as_ref();
+    disk.is_some_and(|disk| {
+        view.mounts.iter().any(|line| line.point == point && line.number == disk.number)
+    })
 }

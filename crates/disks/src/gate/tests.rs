@@ -19,6 +19,7 @@ pub(crate) fn fine() -> Scene {
         target_uuid: "u".to_owned(),
         uuid_taken: None,
         point_taken: None,
+        pool: None,
     }
 }
 
@@ -47,9 +48,9 @@ fn text(words: &str) -> Option<String> {
 }
 
 #[test]
-fn a_fine_disk_passes_all_twelve() {
+fn a_fine_disk_passes_every_rule() {
     let verdict = judge(&fine());
-    assert_eq!(verdict.findings.len(), 12);
+    assert_eq!(verdict.findings.len(), 13);
     assert!(verdict.passes(), "{verdict}");
     assert_eq!(verdict.reasons(), "");
 }
@@ -110,6 +111,7 @@ fn every_rule_refuses_alone_with_its_reason() {
         (9, Scene { uuid_taken: text("/dev/b"), ..fine() }, "/dev/b"),
         (10, Scene { point_taken: text("/dev/c"), ..fine() }, "/dev/c"),
         (11, found(Inspection { silent: text("blkid"), ..Inspection::default() }), "blkid"),
+        (13, Scene { pool: text("a pool is registered on it"), ..fine() }, "unprovision it first"),
         (12, found(Inspection { audit: text("disk full"), ..Inspection::default() }), "disk full"),
     ];
     for (rule, scene, part) in cases {
@@ -119,6 +121,22 @@ fn every_rule_refuses_alone_with_its_reason() {
         assert_eq!(refused[0].rule, rule, "{scene:?}");
         assert!(verdict.reasons().contains(part), "{:?} lacks {part}", verdict.reasons());
     }
+}
+
+#[test]
+fn a_registered_pool_or_a_replica_counts_as_use() {
+    use crate::phase::Record;
+    let known = |record, replicas: &[&str]| {
+        let replicas = replicas.iter().map(|name| (*name).to_owned()).collect();
+        pool_in_use(&Known { record, closed: false, ready: true, replicas })
+    };
+    assert_eq!(known(Record::Missing, &[]), None);
+    assert_eq!(known(Record::NoNode, &[]), None);
+    assert!(known(Record::Equal, &[]).unwrap().contains("registered"));
+    assert!(known(Record::OtherPath, &[]).is_some() && known(Record::OtherTags, &[]).is_some());
+    assert!(known(Record::Missing, &["rv-1"]).unwrap().contains("rv-1"));
+    let many = ["a", "b", "c", "d", "e", "f", "g"];
+    assert!(known(Record::NoNode, &many).unwrap().ends_with("e and 2 more"));
 }
 
 #[test]

@@ -44,9 +44,14 @@ fn faulty(facts: &Facts) -> bool {
     facts.active && facts.want && facts.fault.is_some()
 }
 
-/// An unwanted disk is still registered: that ends first.
+/// An unwanted disk is still registered, or a replica is on it: that ends first.
 fn left_over(facts: &Facts) -> bool {
-    !facts.want && facts.record.exists()
+    !facts.want && facts.pooled()
+}
+
+/// The disk itself is mounted, but not as it should be.
+fn displaced(facts: &Facts) -> bool {
+    matches!(facts.mount, Mount::Elsewhere | Mount::Stacked)
 }
 
 fn gone(facts: &Facts) -> bool {
@@ -195,6 +200,14 @@ pub static ROWS: &[Row] = &[
     )
     .and(&[Effect::Mounted]),
     row(
+        "F10",
+        The(Formatted),
+        "want ∧ mounted elsewhere or stacked ∧ registered, or a replica is on it",
+        |f| mounts(f) && f.active && f.want && f.pooled() && displaced(f),
+        Next::Same,
+    )
+    .and(&[Effect::Displaced]),
+    row(
         "F3",
         The(Formatted),
         "want ∧ mounted elsewhere, stacked, or something else at our point",
@@ -272,6 +285,14 @@ pub static ROWS: &[Row] = &[
     )
     .and(&[Effect::NotMounted]),
     row(
+        "M8",
+        The(Mounted),
+        "want ∧ mounted elsewhere or stacked ∧ registered, or a replica is on it",
+        |f| f.active && f.want && f.pooled() && displaced(f),
+        Next::Same,
+    )
+    .and(&[Effect::Displaced]),
+    row(
         "M3",
         The(Mounted),
         "want ∧ wrong or stacked mount",
@@ -327,6 +348,14 @@ pub static ROWS: &[Row] = &[
     ),
     row("PG4", The(Provisioning), "error or time-out", fails, Next::Failed("ProvisionFailed"))
         .and(&[Effect::NotProvisioned]),
+    row(
+        "P10",
+        The(Provisioned),
+        "corrupted ∧ format request ∧ not mounted: the lost pool is removed first",
+        |f| f.corrupted && f.request && f.mount == Mount::Nowhere,
+        Next::To(Unprovisioning),
+    )
+    .starts(Operation::Deregister),
     row("P1", The(Provisioned), "¬want", |f| !f.want, Next::To(Unprovisioning))
         .starts(Operation::Deregister),
     row("P2", The(Provisioned), "Inactive", |f| !f.active, Next::Same),

@@ -68,6 +68,7 @@ fn facts() -> impl Strategy<Value = Facts> {
             corrupted,
             repaired,
             record,
+            replicas: repaired && closed,
             closed,
             retrigger,
             lease_free: !closed,
@@ -125,6 +126,14 @@ proptest! {
     }
 
     #[test]
+    fn no_unmount_starts_while_a_pool_or_a_replica_is_on_the_disk(phase in phases(), facts in facts()) {
+        let decision = decide(phase, &facts);
+        let unmounts = decision.operation() == Some(Operation::Unmount);
+        let other = facts.mount == Mount::WrongSource;
+        prop_assert!(!unmounts || !facts.pooled() || other, "{} {:?}", decision.row.id, facts);
+    }
+
+    #[test]
     fn no_two_phases_alternate(phase in phases(), facts in facts()) {
         let mut world = World { phase, facts: Facts { input: Input::Look, ..facts } };
         let mut formats = 0;
@@ -173,7 +182,10 @@ impl World {
             Operation::Mount => self.facts.mount = Mount::Right,
             Operation::Unmount => self.facts.mount = Mount::Nowhere,
             Operation::Register | Operation::Sync => self.facts.record = Record::Equal,
-            Operation::Deregister => self.facts.record = Record::Missing,
+            Operation::Deregister => {
+                (self.facts.record, self.facts.replicas) = (Record::Missing, false);
+                self.facts.closed = true;
+            }
         }
         if operation.lock().is_some() {
             let ended = Facts { input: Input::Ended(Ending::Ok), ..self.facts };
@@ -222,6 +234,7 @@ fn every_row_can_be_reached() {
                 corrupted: flag(7),
                 repaired: flag(8),
                 record,
+                replicas: false,
                 closed: flag(9),
                 retrigger: if flag(9) { Retrigger::Retry } else { Retrigger::None },
                 lease_free: true,

@@ -194,3 +194,96 @@ async fn a_reboot_mounts_again_without_formatting() {
         assert_eq!(rig.host.count(&format!("mount {name}")), 2);
     }
 }
+
+/// A provisioned disk with a replica on it.
+async fn occupied() -> (Rig, String) {
+    let rig = Rig::with(&["sda"]).await;
+    rig.want("sda").await;
+    rig.wait("sda", "Provisioned").await;
+    let name = rig.device("sda").await.metadata.name;
+    rig.backend.set_replicas(&name, &["rv-1-0"]);
+    (rig, name)
+}
+
+#[tokio::test]
+async fn restarts_during_an_eviction_never_unmount_under_a_replica() {
+    let (mut rig, name) = occupied().await;
+    rig.edit("sda", |device| device.spec.provision = false).await;
+    for _ in 0..5 {
+        rig.wait("sda", "Unprovisioning").await;
+        rig.crash().await;
+        rig.start().await;
+    }
+    rig.wait("sda", "Unprovisioning").await;
+    assert_eq!(rig.host.count("umount sda"), 0);
+    rig.backend.set_replicas(&name, &[]);
+    rig.wait("sda", "Formatted").await;
+    assert_eq!(rig.host.count("umount sda"), 1);
+}
+
+#[tokio::test]
+async fn a_failed_disk_with_a_replica_goes_on_with_its_eviction() {
+    let (mut rig, name) = occupied().await;
+    rig.crash().await;
+    let options = WriteOptions::default();
+    rig.resources
+        .modify_as(None, &name, Some(Subresource::Status), &options, |device: &mut BlockDevice| {
+            device.status.provision_phase = "Failed".to_owned();
+            device.status.failure = serde_json::from_value(serde_json::json!({
+                "reason": "CrashLoop", "fromPhase": "Unprovisioning"}))
+            .unwrap();
+        })
+        .await
+        .unwrap();
+    rig.edit("sda", |device| {
+        device.spec.provision = false;
+        device.spec.retry = "1".to_owned();
+    })
+    .await;
+    rig.start().await;
+    rig.wait("sda", "Unprovisioning").await;
+    assert_eq!(rig.host.count("umount sda"), 0);
+    rig.backend.set_replicas(&name, &[]);
+    rig.wait("sda", "Formatted").await;
+}
+
+#[tokio::test]
+async fn an_interrupted_unmount_is_refused_while_a_replica_is_there() {
+    let (mut rig, name) = occupied().await;
+    rig.crash().await;
+    let disk = rig.host.get("sda").unwrap();
+    let options = WriteOptions::default();
+    let point = format!("/mnt/{name}");
+    rig.resources
+        .modify_as(None, &name, Some(Subresource::Status), &options, |device: &mut BlockDevice| {
+            device.status.provision_phase = "Unmounting".to_owned();
+            device.status.operation = Some(OperationStatus {
+                id: "lost".to_owned(),
+                kind: "Unmount".to_owned(),
+                device: crate::report::bind(&disk),
+                boot_id: "boot-1".to_owned(),
+                attempt: 1,
+                mount_point: point.clone(),
+                ..OperationStatus::default()
+            });
+        })
+        .await
+        .unwrap();
+    rig.start().await;
+    rig.wait("sda", "Failed").await;
+    let failure = rig.device("sda").await.status.failure.unwrap();
+    assert_eq!(failure.reason, "InUse");
+    assert!(failure.message.contains("rv-1-0"), "{}", failure.message);
+    assert_eq!(rig.host.count("umount sda"), 0);
+}
+
+#[tokio::test]
+async fn an_eviction_waits_for_replicas_also_when_the_node_object_is_gone() {
+    let (rig, name) = occupied().await;
+    rig.backend.set_node(false);
+    rig.edit("sda", |device| device.spec.provision = false).await;
+    rig.wait("sda", "Unprovisioning").await;
+    assert_eq!(rig.host.count("umount sda"), 0);
+    rig.backend.set_replicas(&name, &[]);
+    rig.wait("sda", "Formatted").await;
+}
