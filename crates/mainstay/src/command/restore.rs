@@ -49,7 +49,8 @@ pub(crate) struct Restore {
 /// The location of a store that no server uses.
 #[derive(Debug, Clone, Args)]
 struct Place {
-    /// The data folder of the server; created if it does not exist
+    /// The data folder of the server; created if it does not exist [default: the one of
+    /// `mainstay serve`, unless --store names a store elsewhere]
     #[arg(long, value_name = "DIR", env = "MAINSTAY_DATA_DIR")]
     data_dir: Option<PathBuf>,
     /// The store of the objects, as for `mainstay serve` [default: objects.db in the data folder]
@@ -61,6 +62,16 @@ struct Place {
 }
 
 impl Place {
+    /// The data folder that is restored into, if any. A store elsewhere has its own identity, which
+    /// must not replace that of the server in the default folder.
+    fn data_dir(&self, default: Option<PathBuf>) -> Option<PathBuf> {
+        match (&self.data_dir, &self.store) {
+            (Some(given), _) => Some(given.clone()),
+            (None, Some(_)) => None,
+            (None, None) => default,
+        }
+    }
+
     /// The catalog to restore into. It must be empty, half restored, or filled by the restore of this
     /// name that was interrupted later.
     async fn catalog(
@@ -103,7 +114,7 @@ impl Restore {
             Ok(_) => return Err(Error::usage(format!("{file} is not a file"))),
             Err(error) => return Err(Error::usage(format!("cannot read {file}: {error}"))),
         }
-        let data_dir = self.place.data_dir.clone().or_else(paths::data_dir);
+        let data_dir = self.place.data_dir(paths::data_dir());
         let location = located(data_dir.as_deref(), self.place.store.as_deref())?;
         if location == Location::Memory {
             return Err(Error::usage(
@@ -226,6 +237,20 @@ mod tests {
     use super::*;
 
     const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/backup-v2");
+
+    #[test]
+    fn a_store_elsewhere_leaves_the_default_data_folder_alone() {
+        let path = |text: &str| Some(PathBuf::from(text));
+        for (given, store, expected) in [
+            (None, None, path("default")),
+            (None, Some("other.db"), None),
+            (path("d"), None, path("d")),
+            (path("d"), Some("etcd://10.0.0.1:2379"), path("d")),
+        ] {
+            let place = Place { data_dir: given, store: store.map(str::to_owned), catalog: None };
+            assert_eq!(place.data_dir(path("default")), expected, "{place:?}");
+        }
+    }
 
     fn into(folder: &Path) -> Restore {
         use clap::Parser as _;
