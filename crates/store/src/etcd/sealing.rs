@@ -124,9 +124,12 @@ pub(super) fn learn(layout: &Layout, key: &Key, kv: &KeyValue, stored: &Stored) 
     let object = stored.record(kv, key.clone()).object();
     let before = layout.sealer().error_of(key.name());
     let learnt = layout.sealer().learn(&object, version(kv.create_revision, 0));
-    if let Err(error) = learnt
-        && before.as_ref() != Some(&error)
-    {
+    let Err(error) = learnt else { return };
+    let retired = DataKey::parse(&object).is_ok_and(|key| key.state == KeyState::Retired);
+    if retired {
+        // No value needs it, unless one is damaged, which is then reported by itself.
+        tracing::debug!(id = key.name(), %error, "retired data key in etcd cannot be opened");
+    } else if before.as_ref() != Some(&error) {
         tracing::warn!(id = key.name(), %error, "data key in etcd cannot be opened by this server");
     }
 }
