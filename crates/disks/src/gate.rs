@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use mainstay_host::{Class, Contents, Inspection};
+use mainstay_host::{Class, Contents, Group, Inspection};
 
 use crate::backend::Known;
 
@@ -58,6 +58,8 @@ pub struct Scene {
     pub target_uuid: String,
     /// Another disk that has that UUID already.
     pub uuid_taken: Option<String>,
+    /// Another volume group of the machine that has the name of the new one, or why that is unknown.
+    pub group_taken: Option<String>,
     /// The mount that occupies its mount point, if there is one.
     pub point_taken: Option<String>,
     /// The pool or the replicas on it, if there are any ([`pool_in_use`]).
@@ -128,7 +130,7 @@ const RULES: [Rule; 13] = [
     ("its lock can be had", lockable),
     ("it is still the disk that was inspected", unchanged),
     ("no command is forced", unforced),
-    ("the new UUID is chosen and not in use", unique),
+    ("the new UUID and the name of the new volume group are not in use", unique),
     ("nothing is mounted at its mount point", free_point),
     ("every probe answered in time", answered),
     ("the audit line can be written first", audited),
@@ -261,6 +263,9 @@ fn unforced(scene: &Scene) -> Option<String> {
 }
 
 fn unique(scene: &Scene) -> Option<String> {
+    if let Some(group) = &scene.group_taken {
+        return Some(group.clone());
+    }
     if scene.target_uuid.is_empty() {
         return Some("no UUID was chosen".to_owned());
     }
@@ -298,6 +303,14 @@ pub fn pool_in_use(known: &Known) -> Option<String> {
     let more = known.replicas.len().saturating_sub(NAMED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     Some(format!("replicas are on it: {}{more}", names.join(", ")))
+}
+
+/// Why a volume group of this name cannot be made on a disk: the machine has another one. The group on
+/// the disk itself does not count, since it has to be acknowledged.
+#[must_use]
+pub fn name_in_use(name: &str, path: &str, groups: &[Group]) -> Option<String> {
+    let other = groups.iter().find(|group| group.name == name && group.path != path)?;
+    Some(format!("{other} exists already on this machine; choose another vgName"))
 }
 
 #[cfg(test)]

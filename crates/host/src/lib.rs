@@ -268,6 +268,8 @@ pub struct Inspection {
     pub changed: Option<String>,
     /// The probe that did not answer in time, if one did not.
     pub silent: Option<String>,
+    /// All volume groups of the machine, if they were asked for.
+    pub groups: Vec<Group>,
     /// Why the audit log cannot be written, if it cannot.
     pub audit: Option<String>,
 }
@@ -428,6 +430,23 @@ pub struct Space {
     pub read_only: bool,
 }
 
+/// A volume group of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// Its name.
+    pub name: String,
+    /// Its UUID.
+    pub uuid: String,
+    /// The path of one of its physical volumes.
+    pub path: String,
+}
+
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "volume group {} (UUID {}, on {})", self.name, self.uuid, self.path)
+    }
+}
+
 /// A machine.
 pub trait Host: Send + Sync + fmt::Debug + 'static {
     /// The id of the current boot.
@@ -474,6 +493,10 @@ pub trait Host: Send + Sync + fmt::Debug + 'static {
         place: &'a Place,
         path: &'a str,
     ) -> BoxFuture<'a, Result<Space, Trouble>>;
+
+    /// Every volume group of the machine with each of its physical volumes, also of disks that are never
+    /// listed.
+    fn groups(&self) -> BoxFuture<'_, Result<Vec<Group>, Trouble>>;
 
     /// Writes a line to the audit log durably, before the first byte of a destructive action.
     ///

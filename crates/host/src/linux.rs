@@ -32,7 +32,7 @@ use self::listen::PendingEvents;
 pub use self::sysfs::Roots;
 use crate::glob;
 use crate::{
-    Act, Class, Contents, Disk, Host, Inspection, Lock, MountLine, Place, Signature, Space,
+    Act, Class, Contents, Disk, Group, Host, Inspection, Lock, MountLine, Place, Signature, Space,
     Trouble, Wake,
 };
 
@@ -476,6 +476,14 @@ impl Host for LinuxHost {
                 }
                 Place::Group { name } => self.group_space(name, path).await,
             }
+        }
+        .boxed()
+    }
+
+    fn groups(&self) -> BoxFuture<'_, Result<Vec<Group>, Trouble>> {
+        async move {
+            let _alone = self.lvm.lock().await;
+            self.all_groups().await
         }
         .boxed()
     }

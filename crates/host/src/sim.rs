@@ -14,8 +14,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    Act, Class, Contents, Disk, Drive, Host, Inspection, Lock, MountLine, Place, Signature, Space,
-    Trouble, Wake,
+    Act, Class, Contents, Disk, Drive, Group, Host, Inspection, Lock, MountLine, Place, Signature,
+    Space, Trouble, Wake,
 };
 
 /// How an action fails, or how long it takes.
@@ -485,6 +485,18 @@ impl Host for SimHost {
             space.unwrap_or_else(|| Err(Trouble::Failed("there is no such pool".to_owned())));
         drop(state);
         std::future::ready(space).boxed()
+    }
+
+    fn groups(&self) -> BoxFuture<'_, Result<Vec<Group>, Trouble>> {
+        let state = self.state();
+        let group = |disk: &Disk| {
+            let uuid = disk.contents.of_class(Class::Lvm)?.uuid.clone();
+            let name = uuid.strip_prefix("pv-")?.to_owned();
+            Some(Group { name, uuid: format!("vg-{}", disk.name), path: disk.path.clone() })
+        };
+        let groups = state.disks.values().filter_map(group).collect();
+        drop(state);
+        std::future::ready(Ok(groups)).boxed()
     }
 
     fn audit<'a>(&'a self, line: &'a str) -> BoxFuture<'a, Result<(), String>> {

@@ -142,11 +142,29 @@ impl Observer {
         facts: &Facts,
     ) -> Verdict {
         let uuid = self.machine.identities.uid();
-        let mut inspection = self.machine.host.inspect(disk, false).await;
+        let mut inspection = self.inspect(device, disk, false).await;
         if inspection.lock.is_none() && !self.operations.leases.is_free(&Device::of(disk)) {
             inspection.lock = Some("an operation of this agent holds the disk".to_owned());
         }
         gate::judge(&self.scene(device, view, disk, facts.auto, &uuid, inspection))
+    }
+
+    /// Inspects a disk; before a volume group is made, also all groups of the machine.
+    pub(super) async fn inspect(
+        &self,
+        device: &BlockDevice,
+        disk: &Disk,
+        locked: bool,
+    ) -> Inspection {
+        let host = &self.machine.host;
+        let mut inspection = host.inspect(disk, locked).await;
+        if let Makes::Lvm(_) = device.makes() {
+            match host.groups().await {
+                Ok(groups) => inspection.groups = groups,
+                Err(trouble) => inspection.silent = Some(trouble.message().to_owned()),
+            }
+        }
+        inspection
     }
 
     /// The gate's input.
@@ -160,6 +178,10 @@ impl Observer {
         inspection: Inspection,
     ) -> Scene {
         let point = self.machine.point(&device.metadata.name);
+        let group_taken = match device.makes() {
+            Makes::Lvm(lvm) => gate::name_in_use(&lvm.vg_name, &disk.path, &inspection.groups),
+            Makes::Filesystem(_) => None,
+        };
         let (minimum, act) = match device.makes() {
             Makes::Filesystem(kind) => {
                 let minimum = if kind == FsType::Xfs { gate::XFS_MINIMUM } else { gate::MINIMUM };
@@ -185,6 +207,7 @@ impl Observer {
             commands: self.machine.host.commands(disk, &act),
             target_uuid: uuid.to_owned(),
             uuid_taken: self.holder_of(uuid, disk),
+            group_taken,
             point_taken: occupied.map(ToString::to_string),
             pool: gate::pool_in_use(&view.known),
         }

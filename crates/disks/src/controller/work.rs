@@ -71,7 +71,7 @@ impl Worker {
         let host = &self.machine.host;
         let disk = &locked.disk;
         let auto = facts::is_auto(device) && token.acknowledged.is_empty();
-        let inspection = host.inspect(disk, true).await;
+        let inspection = self.observer.inspect(device, disk, true).await;
         let target = &token.target_fs_uuid;
         let mut scene = self.observer.scene(device, view, disk, auto, target, inspection);
         scene.acknowledged.clone_from(&token.acknowledged);

@@ -18,6 +18,7 @@ pub(crate) fn fine() -> Scene {
         commands: vec![["/sbin/mkfs.ext4", "-U", "u", "/dev/a"].map(str::to_owned).to_vec()],
         target_uuid: "u".to_owned(),
         uuid_taken: None,
+        group_taken: None,
         point_taken: None,
         pool: None,
     }
@@ -170,4 +171,20 @@ fn auto_provisioning_takes_blank_disks_only() {
         let scene = Scene { acknowledged, auto: true, ..with(contents) };
         assert!(!judge(&scene).passes(), "{class:?}");
     }
+}
+
+#[test]
+fn a_volume_group_gets_a_name_that_no_other_group_of_the_machine_has() {
+    let group = |name: &str, path: &str| Group {
+        name: name.to_owned(),
+        uuid: "u-1".to_owned(),
+        path: path.to_owned(),
+    };
+    let all = [group("root", "/dev/sda2"), group("vg1", "/dev/sdb")];
+    let why = name_in_use("root", "/dev/sdc", &all).unwrap();
+    assert!(why.contains("root") && why.contains("u-1") && why.contains("/dev/sda2"), "{why}");
+    assert_eq!(name_in_use("vg2", "/dev/sdc", &all), None);
+    assert_eq!(name_in_use("vg1", "/dev/sdb", &all), None, "rule 4 asks for its acknowledgement");
+    let verdict = judge(&Scene { group_taken: Some(why), ..fine() });
+    assert!(verdict.reasons().starts_with("rule 9: volume group root"), "{verdict}");
 }

@@ -128,6 +128,31 @@ async fn a_disk_becomes_a_volume_group_as_far_as_this_kernel_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_name_of_a_group_on_a_disk_that_is_not_managed_is_refused() {
+    if !possible() {
+        return;
+    }
+    let _thawed = FREEZING.read().await;
+    let yard = Yard::new();
+    let (ours, theirs) = (yard.disk("a", 64), yard.disk("b", 64));
+    let group = format!("mainstayhost{}", std::process::id());
+    run("pvcreate", &["--devices", &theirs, "-q", &theirs]);
+    run("vgcreate", &["--devices", &theirs, "-q", &group, &theirs]);
+    let mut rig = Rig::new(yard, std::slice::from_ref(&ours)).await;
+    rig.start().await;
+    let lvm = serde_json::json!({"lvm": {"vgName": group}});
+    let lvm: mainstay_disks::api::Provisioner = serde_json::from_value(lvm).unwrap();
+    rig.edit(&ours, |object| object.spec.provisioner = Some(lvm.clone())).await;
+    rig.want(&ours).await;
+    let failed = rig.phase(&ours, "Failed").await;
+    let said = failed.status.failure.unwrap().message;
+    assert!(said.contains(&group) && said.contains(&theirs), "{said}");
+    assert_eq!(attempt("blkid", &["-p", &ours]).status.code(), Some(2), "nothing was written");
+    rig.stop().await;
+    run("vgremove", &["--devices", &theirs, "-q", &group]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disks_that_swap_their_paths_keep_their_data_and_mount_points() {
     if !possible() {
         return;

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{LinuxHost, PROBE};
 use crate::FsType;
-use crate::{Act, Class, Disk, Lock, Signature, Space, Trouble};
+use crate::{Act, Class, Disk, Group, Lock, Signature, Space, Trouble};
 
 type Line = (&'static str, Vec<String>);
 
@@ -51,6 +51,21 @@ fn measure(group: &str, path: &str) -> Line {
     let form = ["--noheadings", "--units", "b", "--nosuffix", "--separator", ",", "-o", columns];
     let words: Vec<&str> = ["--devices", path].into_iter().chain(form).chain([group]).collect();
     line("vgs", &words)
+}
+
+/// How all groups of the machine are asked for. The empty name turns LVM's devices file off.
+fn list_groups() -> Line {
+    let columns = "vg_name,vg_uuid,pv_name";
+    line("vgs", &["--devicesfile", "", "--noheadings", "--separator", ",", "-o", columns])
+}
+
+/// Reads the output of [`list_groups`].
+fn groups(text: &str) -> Vec<Group> {
+    let group = |line: &str| {
+        let mut words = line.trim().splitn(3, ',').map(str::to_owned);
+        Some(Group { name: words.next()?, uuid: words.next()?, path: words.next()? })
+    };
+    text.lines().filter_map(group).collect()
 }
 
 /// Reads the `KEY=value` lines of blkid.
@@ -205,6 +220,12 @@ impl LinuxHost {
         }
         let there = disk.contents.of_class(Class::Lvm).is_some();
         let _alone = self.lvm.lock().await;
+        let all = self.all_groups().await?;
+        if let Some(other) = all.iter().find(|group| group.name == name) {
+            return Err(Trouble::Failed(format!(
+                "{other} exists already on this machine; choose another vgName"
+            )));
+        }
         let lines = commands(&disk.path, act).into_iter();
         let left = lines.filter(|(program, _)| *program != "pvcreate" || !there);
         self.run_all(left, held, limit, Trouble::Failed).await
@@ -224,6 +245,17 @@ impl LinuxHost {
         let lines = commands(&disk.path, act).into_iter();
         let left = lines.filter(|(program, _)| *program != "vgremove" || there);
         self.run_all(left, held, limit, Trouble::Failed).await
+    }
+
+    /// Every group of the machine: not only those on disks that are managed, and not only those in LVM's
+    /// devices file. The caller holds the lock of LVM's commands.
+    pub(super) async fn all_groups(&self) -> Result<Vec<Group>, Trouble> {
+        let (program, arguments) = list_groups();
+        let said = self.programs.run(program, &arguments, None, PROBE).await?;
+        if !said.ok() {
+            return Err(Trouble::Failed(format!("vgs: {}", said.complaint())));
+        }
+        Ok(groups(&said.out))
     }
 
     /// The groups a physical volume belongs to: none or one.
@@ -312,6 +344,20 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].name.as_str(), found[0].offset), ("gpt", 0x200));
         assert!(wipefs_signatures("").is_empty() && blkid_signatures("").is_empty());
+    }
+
+    #[test]
+    fn every_group_of_the_machine_is_read_with_its_uuid() {
+        let (program, words) = list_groups();
+        let expected = ["--devicesfile", "", "--noheadings", "--separator", ",", "-o"];
+        assert_eq!((program, &words[..6]), ("vgs", &expected.map(str::to_owned)[..]));
+        let found = groups("  root,u-1,/dev/sda2\n  root,u-2,/dev/sdb\n\n");
+        let lines: Vec<_> = found.iter().map(ToString::to_string).collect();
+        let expected = [
+            "volume group root (UUID u-1, on /dev/sda2)",
+            "volume group root (UUID u-2, on /dev/sdb)",
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]

@@ -49,6 +49,26 @@ async fn a_disk_becomes_a_volume_group_and_is_given_back() {
 }
 
 #[tokio::test]
+async fn a_volume_group_is_refused_whose_name_another_group_of_the_machine_has() {
+    let mut rig = Rig::new().await;
+    rig.options.devices = vec!["/dev/sda".to_owned()];
+    for name in ["sda", "sdb"] {
+        rig.host.attach(mainstay_host::sim::SimHost::disk(name, 10 << 30));
+    }
+    rig.host.write_signature("sdb", mainstay_host::Class::Lvm, "LVM2_member", "pv-root");
+    rig.start().await;
+    let lvm = serde_json::from_value(serde_json::json!({"lvm": {"vgName": "root"}})).unwrap();
+    rig.edit("sda", |device| device.spec.provisioner = Some(Clone::clone(&lvm))).await;
+    rig.want("sda").await;
+    rig.wait("sda", "Failed").await;
+    let failure = rig.device("sda").await.status.failure.unwrap();
+    let said = &failure.message;
+    assert_eq!(failure.reason, "Refused");
+    assert!(said.contains("volume group root (UUID vg-sdb, on /dev/sdb)"), "{said}");
+    assert!(rig.host.log().is_empty(), "nothing was written");
+}
+
+#[tokio::test]
 async fn unprovisioning_waits_for_replicas_without_a_slot() {
     let mut rig = Rig::new().await;
     rig.options.slots = std::num::NonZeroUsize::MIN;
