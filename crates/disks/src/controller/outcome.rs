@@ -15,7 +15,7 @@ use super::worker::Worker;
 use crate::api::{BlockDevice, OperationStatus};
 use crate::phase::{Ending, Facts, Input, Operation, Phase};
 use crate::report::{self, Account};
-use crate::{retry, table};
+use crate::{identity, memory, retry, table};
 
 impl Worker {
     /// Writes until that succeeds or the store refuses. Returns whether it succeeded.
@@ -95,7 +95,7 @@ impl Worker {
     ) -> Result<(), StoreError> {
         let observed = self.observer.facts(device, view).await;
         let now = self.machine.clock.now();
-        let mut counted = None;
+        let (mut counted, mut deleted) = (None, None);
         let is_current = |next: &BlockDevice| match token {
             Some(token) => is_held(next, device, token),
             None => next.metadata.uid == device.metadata.uid && next.phase() == operation.lock(),
@@ -103,7 +103,7 @@ impl Worker {
         let name = &device.metadata.name;
         self.devices
             .set_status(name, |next| {
-                if !is_current(next) || next.is_deleting() {
+                if !is_current(next) {
                     return;
                 }
                 let facts = Facts {
@@ -114,13 +114,23 @@ impl Worker {
                     ..observed
                 };
                 let decision = table::decide(next.phase(), &facts);
+                let mut after = next.clone();
                 if let Some(disk) = &view.disk {
-                    report::describe(next, disk, &view.mounts);
+                    report::describe(&mut after, disk, &view.mounts);
                 }
-                report::settle(next, &decision, &facts, account, now);
-                counted = Some(next.clone());
+                report::settle(&mut after, &decision, &facts, account, now);
+                if next.is_deleting() {
+                    deleted = Some(after);
+                } else {
+                    next.clone_from(&after);
+                    counted = Some(after);
+                }
             })
             .await?;
+        if let Some(after) = deleted {
+            self.remember_result(&after, operation, view).await;
+            return Ok(());
+        }
         match counted {
             Some(after) => self.report_end(device, operation, &after, account),
             None => {
@@ -132,6 +142,20 @@ impl Worker {
             }
         }
         Ok(())
+    }
+
+    /// Keeps the result of an operation on an object that is being deleted: the object that is created
+    /// again for the same disk takes it over.
+    async fn remember_result(&self, after: &BlockDevice, operation: Operation, view: &View) {
+        let Some(disk) = &view.disk else { return };
+        let device = &after.metadata.name;
+        let worth = memory::worth(after, &identity::of(disk));
+        match self.machine.memory.set(device, worth).await {
+            Ok(()) => tracing::info!(device, %operation, "result of a deleted object remembered"),
+            Err(error) => {
+                tracing::warn!(device, %operation, %error, "result of a deleted object is lost");
+            }
+        }
     }
 
     /// Logs the end of an operation, and records an Event about it.

@@ -63,7 +63,7 @@ async fn an_unwanted_disk_is_mounted_to_the_end_and_then_unmounted() {
 }
 
 #[tokio::test]
-async fn an_object_deleted_while_its_disk_is_formatted_takes_the_result_with_it() {
+async fn an_object_created_again_after_a_delete_while_formatting_takes_over_the_result() {
     let rig = Rig::with(&["sda"]).await;
     rig.host.fate("sda", "mkfs", Fate::Takes(MINUTE));
     rig.want("sda").await;
@@ -72,15 +72,13 @@ async fn an_object_deleted_while_its_disk_is_formatted_takes_the_result_with_it(
     rig.delete("sda").await;
     assert!(rig.device("sda").await.is_deleting(), "it is held back while its disk is worked on");
     rig.advance(60).await;
-    until("the object is made anew", || rig.host.log().len() >= 2 || rig.host.log().len() == 1)
-        .await;
-    for _ in 0..20 {
-        settle().await;
-    }
+    until("the object is created again and mounted", || rig.host.log().len() >= 2).await;
+    rig.wait("sda", "Provisioned").await;
     let after = rig.device("sda").await;
     assert_ne!(after.metadata.uid, before.metadata.uid);
     assert_eq!(after.metadata.name, before.metadata.name, "it is remembered by its disk");
     assert!(after.spec.provision, "and so is what was wanted");
+    assert_eq!(after.status.failure, None);
     assert_eq!(rig.host.count("mkfs sda"), 1, "what is on it now is not erased");
 }
 
