@@ -130,7 +130,13 @@ pub struct FileSystem {
     /// Any new value, together with forceFormatted, asks for formatting once more.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub format_request: String,
-    /// Says that a corrupted filesystem has been repaired by hand: it is mounted once more.
+    /// Names a filesystem that another program has mounted, as NAME:UUID: it is unmounted there, and
+    /// becomes a pool with its data. Without it such a disk is left alone. Counts once: mounting the
+    /// filesystem removes it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub adopt: String,
+    /// Says that a corrupted filesystem has been repaired by hand: it is mounted once more, which removes
+    /// this word.
     #[serde(default, skip_serializing_if = "crate::text::is_false")]
     pub repaired: bool,
     /// The old name of spec.provision; either of them set makes the disk wanted.

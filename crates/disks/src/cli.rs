@@ -69,6 +69,10 @@ pub enum Command {
         /// Tags that go with the pool
         #[arg(long, value_name = "LIST", value_delimiter = ',')]
         tags: Vec<String>,
+        /// Take over a filesystem that another program has mounted: it is unmounted there, and becomes the
+        /// pool with its data
+        #[arg(long, conflicts_with_all = ["format", "lvm"])]
+        adopt: bool,
         #[command(flatten)]
         erase: Erase,
         #[command(flatten)]
@@ -157,10 +161,16 @@ impl Command {
                 }
                 Ok(0)
             }
-            Self::Provision { asked, format, filesystem, lvm, tags, erase } => {
+            Self::Provision { asked, format, filesystem, lvm, tags, adopt, erase } => {
                 let mut spec = json!({"provision": true});
                 if *format {
                     spec["fileSystem"] = json!({"forceFormatted": true});
+                }
+                if *adopt {
+                    let (_, disk) = find(client, &asked.which.disk).await?;
+                    let (entry, shown) = adoption(&disk)?;
+                    spec["fileSystem"] = json!({"adopt": entry});
+                    output::print_line(&shown)?;
                 }
                 if let Some(name) = lvm {
                     spec["provisioner"] = json!({"lvm": {"vgName": name}, "filesystem": null});
@@ -185,8 +195,8 @@ impl Command {
                 asked.change(client, spec, &["Formatted", "Unprovisioned"]).await
             }
             Self::Repair(asked) => {
-                let spec = json!({"fileSystem": {"repaired": true}});
-                asked.change(client, |_| spec.clone(), &["Formatted"]).await
+                let spec = |disk: &BlockDevice| json!({"retry": nonce(disk), "fileSystem": {"repaired": true}});
+                asked.change(client, spec, &["Formatted"]).await
             }
             Self::Table { diagram } => print_table(*diagram),
         }
@@ -247,6 +257,30 @@ fn acknowledge(disk: &BlockDevice, names: &[String]) -> BTreeSet<String> {
         }
     }
     entries
+}
+
+/// The entry that allows the filesystem on a disk to be adopted, and a line that shows it.
+fn adoption(disk: &BlockDevice) -> Result<(String, String), Error> {
+    let [found] = disk.status.signatures.as_slice() else {
+        let names: Vec<_> =
+            disk.status.signatures.iter().map(|found| found.name.as_str()).collect();
+        let (place, names) = (place(disk), names.join(", "));
+        return Err(Error::usage(format!(
+            "{place} cannot be adopted: it must hold one filesystem, found [{names}]"
+        )));
+    };
+    let device = &disk.status.device_status;
+    let label = match device.details.label.as_str() {
+        "" => String::new(),
+        label => format!(", label {label}"),
+    };
+    let at = match device.file_system.mount_point.as_str() {
+        "" => "not mounted".to_owned(),
+        point => format!("mounted at {point}"),
+    };
+    let (place, name, uuid) = (place(disk), &found.name, &found.uuid);
+    let shown = format!("{place} holds {name} (UUID {uuid}{label}), {at}; its data is kept");
+    Ok((gate::entry(name, uuid), shown))
 }
 
 /// A value that the disk has not seen yet: the version it is at.
@@ -394,6 +428,21 @@ async fn dry_run(client: &Client, disk: &BlockDevice, spec: &Value) -> Result<u8
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_adoption_names_the_one_filesystem_and_shows_where_it_is() {
+        let mut disk: BlockDevice = serde_json::from_value(json!({
+            "spec": {"nodeName": "n", "devPath": "/dev/a"},
+            "status": {"signatures": [{"name": "ext4", "uuid": "u1"}], "deviceStatus":
+                {"details": {"label": "home"}, "fileSystem": {"mountPoint": "/home"}}},
+        }))
+        .unwrap();
+        let (entry, shown) = adoption(&disk).unwrap();
+        assert_eq!(entry, "ext4:u1");
+        assert!(shown.contains("label home), mounted at /home"), "{shown}");
+        disk.status.signatures.clear();
+        assert!(adoption(&disk).is_err());
+    }
 
     #[test]
     fn a_named_signature_is_acknowledged_with_the_uuid_that_is_shown() {

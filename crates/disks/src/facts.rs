@@ -3,7 +3,8 @@
 use mainstay_host::{Class, Contents, Disk, MountLine};
 
 use crate::api::{BlockDevice, Makes, State};
-use crate::phase::{Content, Facts, Fault, Input, Mount, Provisioner, Record, Retrigger};
+use crate::gate;
+use crate::phase::{Content, Facts, Fault, Input, Mount, Phase, Provisioner, Record, Retrigger};
 
 /// The state of a disk besides its object.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +50,7 @@ pub fn facts(device: &BlockDevice, sight: &Sight<'_>) -> Facts {
         content: sight.disk.map_or(Content::Blank, |disk| content(device, disk)),
         mount: mount(sight.disk, sight.point, sight.mounts),
         fault: sight.disk.and_then(|disk| fault(device, disk, sight.read_only)),
+        adopt: sight.disk.is_some_and(|disk| adopts(device, disk)),
         corrupted,
         repaired: filesystem.repaired,
         record: sight.record,
@@ -72,6 +74,21 @@ pub fn requests(device: &BlockDevice) -> bool {
 #[must_use]
 pub fn has_stray_acknowledgement(device: &BlockDevice) -> bool {
     !device.spec.acknowledge_data_loss.is_empty() && !requests(device)
+}
+
+/// Whether an object names exactly the filesystem on its disk as one to adopt.
+fn adopts(device: &BlockDevice, disk: &Disk) -> bool {
+    let adopt = &device.spec.file_system.adopt;
+    let found = disk.contents.only();
+    found.is_some_and(|found| !adopt.is_empty() && *adopt == gate::entry(&found.name, &found.uuid))
+}
+
+/// Whether an object names a filesystem to adopt though its disk is mounted where it should be. Nothing
+/// is left to adopt, and the name is removed, so that it cannot count later.
+#[must_use]
+pub fn has_stray_adoption(device: &BlockDevice) -> bool {
+    let mounted = matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned));
+    mounted && !device.spec.file_system.adopt.is_empty()
 }
 
 /// Whether auto-provisioning asked for the disk, not a person.

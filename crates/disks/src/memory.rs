@@ -1,8 +1,8 @@
 //! Keeps the wanted state of disks durably, besides their objects: deleting an object is a way to start
 //! anew, not a way to lose the wanted state.
 //!
-//! An acknowledgement of data loss is never remembered: it counts for what was seen when it was
-//! given.
+//! An acknowledgement of data loss or an adoption is never remembered: it counts for what was seen when
+//! it was given.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
@@ -35,6 +35,7 @@ pub struct Remembered {
 pub fn worth(device: &BlockDevice, identity: &Identity) -> Option<Remembered> {
     let mut spec = device.spec.clone();
     spec.acknowledge_data_loss.clear();
+    spec.file_system.adopt.clear();
     let plain = BlockDeviceSpec {
         node_name: spec.node_name.clone(),
         dev_path: spec.dev_path.clone(),

@@ -297,6 +297,8 @@ pub struct Facts {
     pub content: Content,
     /// Where it is mounted.
     pub mount: Mount,
+    /// A person allowed exactly this filesystem to be taken over from another mount point.
+    pub adopt: bool,
     /// Why it cannot be used as a pool although it is attached.
     pub fault: Option<Fault>,
     /// It could not be mounted because it is damaged.
@@ -330,6 +332,7 @@ impl Facts {
             provisioner: Provisioner::Filesystem,
             content: Content::Blank,
             mount: Mount::Nowhere,
+            adopt: false,
             fault: None,
             corrupted: false,
             repaired: false,

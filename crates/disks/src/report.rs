@@ -295,6 +295,7 @@ fn apply(
         | Effect::Corrupted
         | Effect::InUse
         | Effect::Displaced
+        | Effect::MountedElsewhere
         | Effect::Later
         | Effect::Faulty
         | Effect::Discard => {}
@@ -383,6 +384,7 @@ fn judge(
     account: &Account,
     now: Timestamp,
 ) {
+    let mounted_at = device.status.device_status.file_system.mount_point.clone();
     let list = &mut device.status.conditions;
     let mut hold = |kind: &str, said: Option<(&str, String)>| match said {
         Some((reason, message)) => {
@@ -419,6 +421,11 @@ fn judge(
         } else if effects.contains(&Effect::Displaced) {
             let message = "the disk is mounted elsewhere, or under another mount, while its pool is in use; remove that mount by hand, or unprovision the disk";
             Some(("MountInUse", message.to_owned()))
+        } else if effects.contains(&Effect::MountedElsewhere) {
+            let message = format!(
+                "another program has mounted the disk at {mounted_at}; unmount it, or use --adopt (spec.fileSystem.adopt: NAME:UUID) to make the filesystem a pool with its data"
+            );
+            Some(("MountedElsewhere", message))
         } else {
             account.refusal.clone().map(|why| ("Refused", why))
         };

@@ -97,6 +97,8 @@ pub enum Effect {
     InUse,
     /// Condition Refused: the disk is mounted in a wrong place, and its pool is in use.
     Displaced,
+    /// Condition Refused: another program has mounted the disk.
+    MountedElsewhere,
     /// Looked at again after a while.
     Later,
     /// The result is thrown away, only the lease is let go.
@@ -127,6 +129,7 @@ impl Effect {
             Self::NotProvisioned => "Provisioned=False",
             Self::InUse => "Refused=True: unprovision first",
             Self::Displaced => "Refused=True: remove the wrong mount by hand",
+            Self::MountedElsewhere => "Refused=True: unmount it by hand, or adopt it",
             Self::Later => "checked again later",
             Self::Discard => "result discarded, lease let go",
             Self::Cleared => "failure cleared",

@@ -77,6 +77,11 @@ impl Reconciler {
         if facts::has_stray_acknowledgement(&self.observer.recalled(&device)) {
             return self.remove_acknowledgement(&device).await;
         }
+        if facts::has_stray_adoption(&device) {
+            device.spec.file_system.adopt.clear();
+            self.devices.replace(&device).await?;
+            return Ok(Outcome::Done);
+        }
         let mut view =
             self.observer.view(&device, self.observer.inventory.take_fresh(name)).await?;
         if view.assigned.is_none() && device.phase() == Some(Phase::Unprovisioned) {

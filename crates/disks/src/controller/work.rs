@@ -9,7 +9,7 @@ use super::end::{End, LockedDisk};
 use super::observe::View;
 use super::resume::is_held;
 use super::worker::Worker;
-use crate::api::{BlockDevice, Makes, OperationStatus};
+use crate::api::{BlockDevice, BlockDeviceSpec, Makes, OperationStatus};
 use crate::facts;
 use crate::gate;
 use crate::phase::{Content, Ending, Mount, Operation, Phase, Record};
@@ -48,7 +48,7 @@ impl Worker {
         }
         let ended = match (operation, locked) {
             (Operation::Format, Some(locked)) => self.format(device, token, locked, view).await,
-            (Operation::Mount, Some(locked)) => self.mount(device, locked).await,
+            (Operation::Mount, Some(locked)) => self.mount(device, token, locked).await,
             (Operation::Unmount, locked) => self.unmount(token, locked).await,
             (Operation::Register, Some(locked)) => self.register(device, locked, slot).await,
             (Operation::Deregister, locked) => self.deregister(device, locked, slot).await,
@@ -142,23 +142,37 @@ impl Worker {
         if token.acknowledged.is_empty() {
             return Ok(());
         }
+        let remove = |spec: &mut BlockDeviceSpec| {
+            if spec.acknowledge_data_loss == token.acknowledged {
+                spec.acknowledge_data_loss.clear();
+            }
+        };
+        self.change_spec(device, token, limit, &remove).await
+    }
+
+    /// Changes the spec while an operation owns the disk, before the operation has any effect.
+    async fn change_spec(
+        &self,
+        device: &BlockDevice,
+        token: &OperationStatus,
+        limit: Duration,
+        change: &(dyn Fn(&mut BlockDeviceSpec) + Send + Sync),
+    ) -> Result<(), Trouble> {
         let name = &device.metadata.name;
         let write = || async move {
-            let remove = |now: &mut BlockDevice| {
-                if is_held(now, device, token)
-                    && now.spec.acknowledge_data_loss == token.acknowledged
-                {
-                    now.spec.acknowledge_data_loss.clear();
+            let edit = |now: &mut BlockDevice| {
+                if is_held(now, device, token) {
+                    change(&mut now.spec);
                 }
             };
-            self.devices.set_spec(name, remove).await.map(drop)
+            self.devices.set_spec(name, edit).await.map(drop)
         };
         tokio::select! {
             biased;
             written = self.write_until_done(name, write) => if written { return Ok(()) },
             () = self.machine.clock.sleep(limit) => {}
         }
-        let why = "the acknowledgement could not be removed from spec.acknowledgeDataLoss; nothing was written to the disk";
+        let why = "the word that allowed the operation could not be removed from the spec; nothing was done to the disk";
         Err(Trouble::Failed(why.to_owned()))
     }
 
@@ -176,7 +190,12 @@ impl Worker {
     }
 
     /// Mounts the filesystem of a disk.
-    async fn mount(&self, device: &BlockDevice, locked: &LockedDisk) -> Result<End, Trouble> {
+    async fn mount(
+        &self,
+        device: &BlockDevice,
+        token: &OperationStatus,
+        locked: &LockedDisk,
+    ) -> Result<End, Trouble> {
         let host = &self.machine.host;
         let disk = &locked.disk;
         let point = self.machine.point(&device.metadata.name);
@@ -200,6 +219,14 @@ impl Worker {
         let found = disk.contents.of_class(Class::Filesystem).map(|found| found.name.clone());
         let act = Act::Mount { kind: found.unwrap_or(recorded), point: point.clone() };
         let limit = self.machine.options.limit(Operation::Mount, disk.size);
+        let filesystem = &device.spec.file_system;
+        if filesystem.repaired || !filesystem.adopt.is_empty() {
+            let remove = |spec: &mut BlockDeviceSpec| {
+                spec.file_system.repaired = false;
+                spec.file_system.adopt.clear();
+            };
+            self.change_spec(device, token, limit, &remove).await?;
+        }
         host.operate(disk, &act, &locked.lock, limit).await?;
         match facts::mount(Some(disk), &point, &host.mounts().await?) {
             Mount::Right => Ok(End::well(format!("{} is mounted at {point}", disk.path))),

@@ -1,10 +1,14 @@
 //! Why some rows are not word for word the document's.
 
 /// The rows that differ, by their number.
-const NOTES: [(&str, &str); 26] = [
+const NOTES: [(&str, &str); 29] = [
     ("A4", "added: the document discards such a result, but has no row for it"),
     ("A5", "added: the recorded UUID is a part of a pool's identity"),
     ("U3", "two rows: a person is answered with Failed, a rule with a condition"),
+    (
+        "U10",
+        "added: a mount of another program is taken over only if a person names the filesystem",
+    ),
     ("U4", "only a disk that is wanted is adopted"),
     ("U6", "stands before U5, whose guard holds for partitioned disks too"),
     ("U8", "added: a disk is not Unprovisioned while it is registered"),
@@ -13,11 +17,13 @@ const NOTES: [(&str, &str); 26] = [
     ("L1", "the document's sentence on LVM below its table"),
     ("F4", "what was repaired is mounted (re-trigger c); what is foreign never is (F7)"),
     ("F10", "added: no disk is unmounted while it is registered or a replica is on it"),
+    ("F11", "added: as U10"),
     ("M2", "a mount at another point is not unmounted: another program made it"),
     ("M4", "a disk that is not there is not registered"),
     ("M6", "added: a pool that cannot be used is not registered"),
     ("M7", "added: nothing is unmounted while it is registered"),
     ("M8", "added: as F10"),
+    ("M9", "added: as U10"),
     ("PG3", "two rows: LVM is never Mounted"),
     ("P3", "something else at our point is as good as no mount: F3 clears it away"),
     ("P4", "two rows: LVM is never Mounted"),

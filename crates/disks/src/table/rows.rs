@@ -54,6 +54,11 @@ fn displaced(facts: &Facts) -> bool {
     matches!(facts.mount, Mount::Elsewhere | Mount::Stacked)
 }
 
+/// Another program has mounted the disk, and no person allowed to take it over.
+fn occupied(facts: &Facts) -> bool {
+    facts.mount == Mount::Elsewhere && !facts.adopt
+}
+
 fn gone(facts: &Facts) -> bool {
     facts.content != Content::Ours
 }
@@ -135,6 +140,14 @@ pub static ROWS: &[Row] = &[
     )
     .and(&[Effect::Refused]),
     row(
+        "U10",
+        The(Unprovisioned),
+        "want ∧ a supported filesystem, mounted by another program ∧ not adopted by name",
+        |f| f.want && usable(f) && occupied(f),
+        Next::Same,
+    )
+    .and(&[Effect::MountedElsewhere]),
+    row(
         "U4",
         The(Unprovisioned),
         "want ∧ no format request ∧ a supported filesystem (LVM: our group), not partitioned",
@@ -207,6 +220,14 @@ pub static ROWS: &[Row] = &[
         Next::Same,
     )
     .and(&[Effect::Displaced]),
+    row(
+        "F11",
+        The(Formatted),
+        "want ∧ mounted by another program ∧ not adopted by name",
+        |f| mounts(f) && f.active && f.want && occupied(f),
+        Next::Same,
+    )
+    .and(&[Effect::MountedElsewhere]),
     row(
         "F3",
         The(Formatted),
@@ -292,6 +313,14 @@ pub static ROWS: &[Row] = &[
         Next::Same,
     )
     .and(&[Effect::Displaced]),
+    row(
+        "M9",
+        The(Mounted),
+        "want ∧ mounted by another program ∧ not adopted by name",
+        |f| f.active && f.want && occupied(f),
+        Next::Same,
+    )
+    .and(&[Effect::MountedElsewhere]),
     row(
         "M3",
         The(Mounted),

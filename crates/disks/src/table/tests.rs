@@ -65,6 +65,7 @@ fn facts() -> impl Strategy<Value = Facts> {
             content,
             mount,
             fault,
+            adopt: auto,
             corrupted,
             repaired,
             record,
@@ -231,6 +232,7 @@ fn every_row_can_be_reached() {
                 content,
                 mount,
                 fault: FAULTS[usize::from(flag(8)) + 2 * usize::from(flag(9))],
+                adopt: flag(4),
                 corrupted: flag(7),
                 repaired: flag(8),
                 record,
@@ -290,11 +292,26 @@ fn formatted_follows_mount_and_wish() {
         (Mount::Right, false, Unmounting),
         (Mount::Right, true, Mounted),
         (Mount::Elsewhere, false, Formatted),
-        (Mount::Elsewhere, true, Unmounting),
+        (Mount::Elsewhere, true, Formatted),
     ];
     for (mount, want, expected) in cases {
         let facts = Facts { mount, want, content: Content::Ours, ..Facts::blank() };
         assert_eq!(look(Formatted, facts).0, expected, "{mount:?} {want}");
+    }
+}
+
+#[test]
+fn a_mount_of_another_program_is_taken_over_only_if_adopted() {
+    let there = Facts { mount: Mount::Elsewhere, want: true, ..Facts::blank() };
+    let cases = [
+        (Unprovisioned, Content::Adoptable, Unprovisioned, Formatted),
+        (Formatted, Content::Ours, Formatted, Unmounting),
+        (Mounted, Content::Ours, Mounted, Unmounting),
+    ];
+    for (phase, content, refused, adopted) in cases {
+        let facts = Facts { content, ..there };
+        assert_eq!(look(phase, facts).0, refused, "{phase}");
+        assert_eq!(look(phase, Facts { adopt: true, ..facts }).0, adopted, "{phase}");
     }
 }
 

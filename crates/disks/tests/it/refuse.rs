@@ -299,3 +299,32 @@ async fn a_second_format_needs_an_acknowledgement_of_its_own() {
     assert_eq!(std::fs::read_to_string(file).unwrap(), "there", "the data is still there");
     rig.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mount_of_another_program_stays_until_its_filesystem_is_adopted_by_name() {
+    if !possible() {
+        return;
+    }
+    let yard = Yard::new();
+    let device = yard.disk("a", 64);
+    run("mkfs.ext4", &["-q", &device]);
+    let elsewhere = yard.mount(&[&device], "elsewhere");
+    std::fs::write(elsewhere.join("hello"), "there").unwrap();
+    let mut rig = Rig::new(yard, std::slice::from_ref(&device)).await;
+    rig.start().await;
+    rig.edit(&device, |object| object.spec.provision = true).await;
+    let refused = rig.wait(&device, "refused", |object| {
+        object.status.conditions.iter().any(|condition| condition.reason == "MountedElsewhere")
+    });
+    let object = refused.await;
+    assert!(elsewhere.join("hello").exists(), "it is still mounted there");
+    let found = &object.status.signatures[0];
+    let entry = mainstay_disks::gate::entry(&found.name, &found.uuid);
+    rig.edit(&device, |object| object.spec.file_system.adopt.clone_from(&entry)).await;
+    let object = rig.phase(&device, "Provisioned").await;
+    let file = rig.yard.path("mnt").join(&object.metadata.name).join("hello");
+    assert_eq!(std::fs::read_to_string(file).unwrap(), "there", "the data is kept");
+    assert!(!elsewhere.join("hello").exists());
+    assert!(object.spec.file_system.adopt.is_empty(), "the name counted once");
+    rig.stop().await;
+}

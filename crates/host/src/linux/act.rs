@@ -132,7 +132,13 @@ fn class(name: &str) -> Class {
 
 /// Classifies an error message of mount.
 fn mount_trouble(complaint: String) -> Trouble {
-    let damaged = ["wrong fs type", "bad superblock", "can't read superblock", "needs cleaning"];
+    let damaged = [
+        "wrong fs type",
+        "bad superblock",
+        "can't read superblock",
+        "needs cleaning",
+        "probably corrupted",
+    ];
     if damaged.iter().any(|words| complaint.contains(words)) {
         Trouble::BadSuperblock(complaint)
     } else if complaint.contains("busy") || complaint.contains("already mounted") {
@@ -364,6 +370,8 @@ mod tests {
     fn a_damaged_filesystem_is_distinguished_from_other_errors() {
         let damaged = "mount: /mnt: wrong fs type, bad option, bad superblock on /dev/loop0";
         assert!(matches!(mount_trouble(damaged.to_owned()), Trouble::BadSuperblock(_)));
+        let corrupted = "mount: /mnt: cannot mount; probably corrupted filesystem on /dev/loop0.";
+        assert!(matches!(mount_trouble(corrupted.to_owned()), Trouble::BadSuperblock(_)));
         assert!(matches!(
             mount_trouble("umount: /mnt: target is busy.".to_owned()),
             Trouble::Busy(_)

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mainstay_host::sim::Fate;
+use mainstay_host::{Class, MountLine};
 
 use super::rig::{Rig, settle};
 
@@ -148,6 +149,59 @@ async fn a_damaged_filesystem_is_repaired_or_formatted_on_request() {
     .await;
     rig.wait("sda", "Provisioned").await;
     assert_eq!(rig.host.count("mkfs sda"), 2);
+}
+
+#[tokio::test]
+async fn a_filesystem_is_declared_repaired_as_often_as_needed() {
+    let rig = Rig::with(&["sda"]).await;
+    rig.want("sda").await;
+    rig.wait("sda", "Provisioned").await;
+    rig.host.fate("sda", "mount", Fate::BadSuperblock);
+    rig.host.edit_mounts(Vec::clear);
+    rig.wait("sda", "Failed").await;
+    for tries in 3..6 {
+        rig.edit("sda", |device| device.spec.file_system.repaired = true).await;
+        rig.wait("sda", "Failed").await;
+        assert_eq!(rig.host.count("mount sda"), tries, "each word leads to one more mount");
+        assert!(!rig.device("sda").await.spec.file_system.repaired, "it was used up");
+    }
+    rig.host.fate("sda", "mount", Fate::Takes(Duration::ZERO));
+    rig.edit("sda", |device| device.spec.file_system.repaired = true).await;
+    rig.wait("sda", "Provisioned").await;
+    assert!(!rig.device("sda").await.spec.file_system.repaired);
+}
+
+#[tokio::test]
+async fn a_mount_of_another_program_is_left_alone_until_it_is_adopted() {
+    let rig = Rig::with(&["sda"]).await;
+    rig.host.write_signature("sda", Class::Filesystem, "ext4", "u1");
+    let number = rig.host.get("sda").unwrap().number;
+    rig.host.edit_mounts(|mounts| {
+        mounts.push(MountLine {
+            number,
+            point: "/home".to_owned(),
+            source: "/dev/sda".to_owned(),
+            filesystem: "ext4".to_owned(),
+            read_only: false,
+        });
+    });
+    rig.edit("sda", |device| device.spec.provision = true).await;
+    let device = rig.device("sda").await;
+    assert_eq!(device.status.provision_phase, "Unprovisioned");
+    let refused = mainstay_controller::conditions::get(&device.status.conditions, "Refused");
+    let refused = refused.unwrap();
+    assert_eq!(refused.reason, "MountedElsewhere");
+    assert!(
+        refused.message.contains("/home") && refused.message.contains("--adopt"),
+        "{refused:?}"
+    );
+    rig.edit("sda", |device| device.spec.file_system.adopt = "ext4:u2".to_owned()).await;
+    assert_eq!(rig.phase("sda").await, "Unprovisioned", "another filesystem was meant");
+    assert!(rig.host.log().is_empty());
+    rig.edit("sda", |device| device.spec.file_system.adopt = "ext4:u1".to_owned()).await;
+    rig.wait("sda", "Provisioned").await;
+    assert_eq!(rig.host.log(), ["umount sda", "mount sda"]);
+    assert!(rig.device("sda").await.spec.file_system.adopt.is_empty(), "it was used up");
 }
 
 #[tokio::test]
