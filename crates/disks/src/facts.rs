@@ -83,8 +83,8 @@ fn adopts(device: &BlockDevice, disk: &Disk) -> bool {
     found.is_some_and(|found| !adopt.is_empty() && *adopt == gate::entry(&found.name, &found.uuid))
 }
 
-/// Whether an object names a filesystem to adopt though its disk is mounted where it should be. Nothing
-/// is left to adopt, and the name is removed, so that it cannot count later.
+/// Whether an object names a filesystem to adopt though its disk is mounted where it should be. Then
+/// the name is removed, so that it cannot count later.
 #[must_use]
 pub fn has_stray_adoption(device: &BlockDevice) -> bool {
     let mounted = matches!(device.phase(), Some(Phase::Mounted | Phase::Provisioned));

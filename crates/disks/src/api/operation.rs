@@ -152,7 +152,7 @@ pub struct DryRun {
     pub request: String,
     /// Whether everything that was asked for would be done.
     pub passes: bool,
-    /// What would be done, or why not.
+    /// The operation that would be done, or the reason why none would.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub decision: String,
     /// The finding of each rule; none if the gate is not asked.
