@@ -180,6 +180,14 @@ impl Site {
             let rest = after.split_once(' ').map_or("", |(_, rest)| rest);
             text = format!("{before}registered with SPACE {rest}");
         }
+        // A signature with its UUID: NAME:UUID.
+        let parts: Vec<_> = text.split("ext4:").collect();
+        let parts = parts.iter().enumerate();
+        let masked = parts.map(|(n, part)| match part.get(36..) {
+            Some(rest) if n > 0 => format!("ext4:UID{rest}"),
+            _ => (*part).to_owned(),
+        });
+        let text: String = masked.collect();
         self.transcript.push_str(&format!("$ {line}\n{text}\n"));
         output
     }
