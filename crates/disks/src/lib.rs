@@ -8,7 +8,7 @@
 //! * Interfaces: [`mainstay_host`] (the machine), [`backend`] (the user of provisioned disks), [`lease`]
 //!   (one holder per disk), [`memory`] (the wanted state, kept durably).
 //! * The shell: [`controller`] reads, decides, writes, and runs operations.
-//! * For people: [`cli`] has the commands, [`bench`] a workload.
+//! * For people: [`cli`] has the commands, [`mod@bench`] a workload.
 
 pub mod api;
 pub mod backend;

@@ -7,6 +7,10 @@
 
 mod dot;
 mod layout;
+#[cfg_attr(
+    not(any(test, feature = "rest")),
+    expect(dead_code, reason = "only the page chooses views")
+)]
 mod options;
 #[cfg(feature = "rest")]
 mod page;

@@ -6,7 +6,7 @@
 //! * [`controller`] runs the engine on a store.
 //! * [`protocol`] is the gRPC protocol between servers and agents.
 //! * [`gateway`] forwards external connections to instances.
-//! * For people: [`cli`] has the commands, [`bench`] a workload.
+//! * For people: [`cli`] has the commands, [`mod@bench`] a workload.
 
 pub mod api;
 pub mod bench;

@@ -10,7 +10,7 @@
 //! * [`controller`] reads, applies the decisions, and writes; [`reserve`] stores reservations;
 //!   [`extender`] serves and calls the HTTP contract of the scheduler extender.
 //! * For people: [`mod@plan`] (a dry run), [`explain`] (the reasons), [`capacity`] (the space left), all
-//!   over a [`world::World`] of plain objects; [`cli`] has their commands, [`bench`] a workload.
+//!   over a [`world::World`] of plain objects; [`cli`] has their commands, [`mod@bench`] a workload.
 
 pub mod api;
 pub mod attach;

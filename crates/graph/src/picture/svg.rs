@@ -70,6 +70,7 @@ impl Picture {
     }
 
     /// One view as SVG to be part of a page.
+    #[cfg(feature = "rest")]
     pub(super) fn svg_part(&self, options: &ViewOptions, scene: &Scene, layout: &Layout) -> String {
         let mut out = String::with_capacity(4096 + scene.boxes.len() * 700);
         let _ = writeln!(
