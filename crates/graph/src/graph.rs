@@ -60,6 +60,11 @@ impl Node {
         self.state == ValueState::Obtained
     }
 
+    /// Whether it is not known if this derived value exists, because its base cannot be seen.
+    pub(crate) fn is_out_of_sight(&self) -> bool {
+        self.base.is_some() && self.uncertain && self.state == ValueState::Pending
+    }
+
     /// Whether the value exists, or may: the last update or deletion failed, and it was not
     /// retrieved since.
     pub(crate) fn stands(&self) -> bool {

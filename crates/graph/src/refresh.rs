@@ -13,7 +13,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use crate::descriptor::{Derived, ErasedKnown, ErasedRetrieved};
-use crate::graph::{Failure, Graph};
+use crate::graph::{Failure, Graph, Node};
 use crate::hash::HashSet;
 use crate::key::{Key, KeyId};
 use crate::metadata::MetadataIndexes;
@@ -279,7 +279,8 @@ impl Refresh<'_> {
         base_state: ValueState,
         obtained: bool,
     ) {
-        let known = self.graph.node(id);
+        // A value that was out of sight with its base counts as found for the first time.
+        let known = self.graph.node(id).filter(|node| !node.is_out_of_sight());
         // An operation on the base was interrupted before its derived values were touched.
         if base_state.is_failure() && descriptor.is_some() {
             if known.is_some_and(|node| node.state == ValueState::Missing) {
@@ -301,6 +302,9 @@ impl Refresh<'_> {
             self.findings.fresh.push((base, id));
         }
         let node = self.graph.write(id);
+        if node.is_out_of_sight() {
+            *node = Node::default();
+        }
         node.base = Some(base);
         node.descriptor = descriptor;
         node.value = Some(value.clone());

@@ -3,6 +3,9 @@
 //! Such a value may exist or not. It is not created, because it may be there already; values that
 //! exist and depend on it stay, because it may be there; values that do not exist wait for it. A
 //! value on which an unseen one may depend is not deleted.
+//!
+//! A derived value is visible through its base, so it is unseen if its base is, whichever descriptor
+//! it has itself.
 
 use std::sync::Arc;
 
@@ -28,8 +31,9 @@ impl Graph {
     /// Why a value that does not exist, as far as known, may exist all the same.
     pub(crate) fn unseen(&self, id: KeyId) -> Option<&Arc<Failure>> {
         let veil = self.veil.as_ref()?;
-        let node = self.node(id).filter(|node| !node.available)?;
-        veil.descriptors.get(&node.descriptor?)
+        self.node(id).filter(|node| !node.available)?;
+        let base = self.node(self.base_of(id)).filter(|base| !base.available)?;
+        veil.descriptors.get(&base.descriptor?)
     }
 
     /// Whether an unmet edge may be met by a value that cannot be seen.
@@ -43,14 +47,28 @@ impl Graph {
         })
     }
 
-    /// Whether an existing value must be left alone: its dependencies, or values that depend on it,
-    /// cannot be seen.
+    /// Whether an existing value cannot be deleted: a value that cannot be seen may depend on it or
+    /// on a value derived from it.
+    pub(crate) fn is_needed_by_unseen(&self, id: KeyId) -> bool {
+        self.veil.is_some()
+            && self.family(id).any(|member| {
+                self.sources(member).into_iter().any(|source| self.unseen(source).is_some())
+            })
+    }
+
+    /// Whether an existing value cannot be deleted and created again: it cannot be deleted, or it
+    /// would have to wait for a dependency that cannot be seen.
     pub(crate) fn is_bound_to_unseen(&self, id: KeyId) -> bool {
-        if self.veil.is_none() {
-            return false;
-        }
-        let edges = self.node(id).map(|node| &*node.edges).unwrap_or_default();
-        edges.iter().any(|edge| !self.is_met(edge) && self.may_be_met(edge))
-            || self.sources(id).into_iter().any(|source| self.unseen(source).is_some())
+        let waits = |member: KeyId| {
+            let edges = self.node(member).map(|node| &*node.edges).unwrap_or_default();
+            edges.iter().any(|edge| !self.is_met(edge) && self.may_be_met(edge))
+        };
+        self.veil.is_some() && (self.family(id).any(waits) || self.is_needed_by_unseen(id))
+    }
+
+    /// A value and its derived values.
+    fn family(&self, id: KeyId) -> impl Iterator<Item = KeyId> {
+        let derived = self.node(id).map(|node| &*node.derived).unwrap_or_default();
+        std::iter::once(id).chain(derived.iter().copied())
     }
 }

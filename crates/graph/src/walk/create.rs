@@ -146,6 +146,9 @@ impl Walk {
 
     /// Removes the derived values of a value that does not exist.
     pub(super) fn drop_derived(&mut self, graph: &mut Graph, id: KeyId) {
+        if graph.unseen(id).is_some() {
+            return;
+        }
         let derived = graph.node(id).map(|node| Arc::clone(&node.derived)).unwrap_or_default();
         for derived in derived.iter().copied() {
             if !graph.is_available(derived) {

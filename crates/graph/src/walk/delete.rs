@@ -85,7 +85,9 @@ impl Walk {
             let requested = matches!(kind, Kind::Requested).then_some(None);
             self.write_last(graph, id, operation, requested, how);
         }
-        if there && matches!(kind, Kind::Requested) && graph.is_bound_to_unseen(id) {
+        // It goes once it is known which values depend on it, or whether it exists itself.
+        let later = if there { graph.is_needed_by_unseen(id) } else { graph.unseen(id).is_some() };
+        if later && matches!(kind, Kind::Requested) {
             return Applied::Now(Ok(()));
         }
         if !there && !self.is_leaned_on(graph, id, &derived) {

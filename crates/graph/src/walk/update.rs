@@ -87,7 +87,11 @@ impl Walk {
         if let (Some(descriptor), false, false) = (&descriptor, equivalent, from_south) {
             let in_place = descriptor.abilities().update
                 && !descriptor.recreate(&key, old, &new, metadata.as_ref());
-            if !in_place && graph.is_bound_to_unseen(id) {
+            let later = match in_place {
+                true => self.drops_needed(graph, id, &new),
+                false => graph.is_bound_to_unseen(id),
+            };
+            if later {
                 return Applied::Now(Ok(()));
             }
             if !in_place {
@@ -126,6 +130,17 @@ impl Walk {
         let outcome = Ok(());
         let update = Update { id, how, before, equivalent, strange, replaced, stage, outcome };
         Applied::Later(Frame::Update(Box::new(update)))
+    }
+
+    /// Whether a derived value would be deleted on which a value that cannot be seen may depend.
+    fn drops_needed(&self, graph: &Graph, id: KeyId, new: &Value) -> bool {
+        let derived = graph.node(id).map(|node| &*node.derived).unwrap_or_default();
+        let mut needed = derived.iter().filter(|one| graph.is_needed_by_unseen(**one)).peekable();
+        if needed.peek().is_none() {
+            return false;
+        }
+        let kept = self.derived_from(graph, id, new);
+        needed.any(|one| kept.iter().all(|kept| kept.key != *graph.key(*one)))
     }
 
     /// Whether a value that does not change needs no other operation either.

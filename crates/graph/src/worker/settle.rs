@@ -270,7 +270,7 @@ fn all_desires(graph: &Graph) -> BTreeMap<Key, Desired> {
 /// How a derived value may differ from what its base implies.
 fn doubt(graph: &Graph, id: KeyId) -> Option<Part> {
     let node = graph.node(id).filter(|node| node.descriptor.is_some())?;
-    let base = node.base?;
+    let base = node.base.filter(|_| !node.is_out_of_sight())?;
     let created = node.error.as_ref().is_some_and(|error| error.operation == Operation::Create);
     let doubt = match (node.available, node.uncertain) {
         // The last operation on the base failed before the turn of this value.

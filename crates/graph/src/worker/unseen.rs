@@ -13,14 +13,17 @@ use jiff::Timestamp;
 use super::Service;
 use super::prepare::remembered_wishes;
 use super::process::Work;
+use crate::descriptor::Derived;
 use crate::execute::Surroundings;
 use crate::graph::{Failure, Graph, Veil};
 use crate::health::Unseen;
+use crate::key::KeyId;
 use crate::refresh;
 use crate::registry::{DescriptorId, Registry};
 use crate::state::{Operation, ValueState};
 use crate::time::later;
 use crate::transaction::Transaction;
+use crate::value::Value;
 
 /// The pause after the first attempt; it doubles up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -128,26 +131,55 @@ impl Service {
     }
 }
 
-/// Marks the wanted values of a descriptor as uncertain.
+/// Marks the wanted values of a descriptor, and the values derived from them, as uncertain.
 fn hide(graph: &mut Graph, registry: &Registry, descriptor: DescriptorId) {
     for id in refresh::base_values(graph, registry, descriptor) {
         let node = graph.node(id).filter(|node| !node.available);
         let Some(wanted) = node.and_then(|node| node.last.requested.clone()) else {
             continue;
         };
-        let key = graph.key(id).clone();
         let one = registry.get(descriptor);
         let value = one.read(&wanted).unwrap_or(wanted);
-        let dependencies = one.dependencies(&key, &value);
-        let node = graph.write(id);
-        node.descriptor = Some(descriptor);
-        node.value = Some(value);
-        node.state = ValueState::Pending;
-        node.uncertain = true;
-        graph.set_edges(id, dependencies);
-        let error = graph.unseen(id).cloned();
-        graph.write(id).error = error;
+        hide_one(graph, registry, id, descriptor, value.clone());
+        let key = graph.key(id).clone();
+        for Derived { key, value, property } in one.derived(&key, &value) {
+            let derived = graph.intern(&key);
+            let reader = registry.for_key(&key).filter(|_| !property);
+            // A node that is there already has more to tell: the journal recorded it.
+            if let (Some(reader), None) = (reader, graph.node(derived)) {
+                graph.write(derived).base = Some(id);
+                add_derived(graph, id, derived);
+                let value = registry.get(reader).read(&value).unwrap_or(value);
+                hide_one(graph, registry, derived, reader, value);
+            }
+        }
     }
+}
+
+fn hide_one(
+    graph: &mut Graph,
+    registry: &Registry,
+    id: KeyId,
+    descriptor: DescriptorId,
+    value: Value,
+) {
+    let dependencies = registry.get(descriptor).dependencies(graph.key(id), &value);
+    let node = graph.write(id);
+    node.descriptor = Some(descriptor);
+    node.value = Some(value);
+    node.state = ValueState::Pending;
+    node.uncertain = true;
+    graph.set_edges(id, dependencies);
+    let error = graph.unseen(id).cloned();
+    graph.write(id).error = error;
+}
+
+/// Adds a derived value to the list of its base, which is in key order.
+fn add_derived(graph: &mut Graph, base: KeyId, id: KeyId) {
+    let mut derived = graph.write(base).derived.to_vec();
+    let place = derived.partition_point(|other| graph.key(*other) < graph.key(id));
+    derived.insert(place, id);
+    graph.write(base).derived = derived.into();
 }
 
 #[cfg(test)]

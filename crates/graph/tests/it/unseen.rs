@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mainstay_graph::{
-    Builder, Context, Dependency, Descriptor, Engine, FileJournal, Key, Known, ManualClock,
-    OperationError, Options, Origin, PrefixModel, Retrieved, Transaction, ValueState,
+    Builder, Context, Dependency, Derived, Descriptor, Engine, FileJournal, Key, Known,
+    ManualClock, OperationError, Options, Origin, PrefixModel, Retrieved, Transaction, ValueState,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -58,7 +58,16 @@ impl Descriptor for OnShelf {
     }
 
     fn dependencies(&self, _: &Key, needs: &Needs) -> Vec<Dependency> {
-        needs.iter().map(|key| Dependency::on(key.as_str())).collect()
+        let needs = needs.iter().filter(|key| !key.starts_with("derive "));
+        needs.map(|key| Dependency::on(key.as_str())).collect()
+    }
+
+    /// `derive X` is a derived value that needs X.
+    fn derived(&self, key: &Key, needs: &Needs) -> Vec<Derived> {
+        let derived = needs.iter().filter_map(|need| need.strip_prefix("derive "));
+        let derived =
+            derived.map(|need| Derived::new(format!("{key}/{need}"), vec![need.to_owned()]));
+        derived.collect()
     }
 
     async fn create(&self, _: &Context, key: &Key, needs: &Needs) -> Result<(), OperationError> {
@@ -93,7 +102,8 @@ impl Descriptor for OnShelf {
             if shelf.blind {
                 return Err(OperationError::new("no answer"));
             }
-            let found = shelf.values.iter();
+            // Derived values are visible through their base only.
+            let found = shelf.values.iter().filter(|(key, _)| key.matches('/').count() == 1);
             let found = found.map(|(key, needs)| {
                 Retrieved::new(key.as_str(), needs.clone()).origin(Origin::North)
             });
@@ -246,5 +256,108 @@ async fn retrievals_that_fail_are_repeated_with_growing_pauses() {
     }
     let seqs: Vec<u64> = run.engine.history(None, None).iter().map(|one| one.seq).collect();
     assert_eq!(seqs, [0, 1], "attempts are no transactions");
+    run.end().await;
+}
+
+/// A base `b/bd` in the south, with a derived value that needs `a/tap`.
+async fn with_derived(
+    shelves: &Shelves,
+    path: &std::path::Path,
+    clock: &Arc<ManualClock>,
+    blind: &'static str,
+) -> Run {
+    let run = Run::start(shelves, path, clock);
+    run.engine.commit(set("a/tap", &[])).await.unwrap();
+    run.engine.commit(set("b/bd", &["derive a/tap"])).await.unwrap();
+    run.end().await;
+    assert_eq!(shelves.keys("b"), ["b/bd", "b/bd/a/tap"]);
+    shelves.with(blind, |shelf| shelf.blind = true);
+    for name in ["a", "b"] {
+        shelves.take_calls(name);
+    }
+    let run = Run::start(shelves, path, clock);
+    run.engine.barrier().await.unwrap();
+    run
+}
+
+#[tokio::test]
+async fn a_derived_value_goes_with_its_base_although_its_dependency_cannot_be_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
+    let shelves = Shelves::default();
+    let run = with_derived(&shelves, &path, &clock, "a").await;
+    assert_eq!(shelves.take_calls("b"), [""; 0]);
+    run.engine.commit(Transaction::new().delete("b/bd")).await.unwrap();
+    assert_eq!(shelves.take_calls("b"), ["delete b/bd/a/tap", "delete b/bd"]);
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_base_is_created_again_once_the_dependencies_of_its_derived_values_can_be_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
+    let shelves = Shelves::default();
+    let run = with_derived(&shelves, &path, &clock, "a").await;
+    run.engine.commit(set("b/bd", &["derive a/tap", "a/tap"])).await.unwrap();
+    assert_eq!(shelves.take_calls("b"), [""; 0], "its derived value could not be created again");
+    shelves.with("a", |shelf| shelf.blind = false);
+    run.wait_until_seen(&clock).await;
+    run.engine.barrier().await.unwrap();
+    assert_eq!(
+        shelves.take_calls("b"),
+        ["delete b/bd/a/tap", "delete b/bd", "create b/bd", "create b/bd/a/tap"]
+    );
+    run.end().await;
+}
+
+#[tokio::test]
+async fn a_dependency_stays_while_a_derived_value_that_needs_it_cannot_be_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
+    let shelves = Shelves::default();
+    let run = with_derived(&shelves, &path, &clock, "b").await;
+    let status = run.engine.status("b/bd");
+    assert!(status.uncertain && status.derived[0].uncertain, "{status:?}");
+    run.engine.commit(Transaction::new().delete("a/tap")).await.unwrap();
+    assert_eq!(shelves.take_calls("a"), [""; 0], "b/bd/a/tap may depend on it");
+    run.end().await;
+
+    // Also after a second restart, and if the base is no longer wanted either.
+    let run = Run::start(&shelves, &path, &clock);
+    run.engine.barrier().await.unwrap();
+    run.engine.commit(Transaction::new().delete("b/bd").delete("a/tap")).await.unwrap();
+    assert_eq!(shelves.take_calls("a"), [""; 0]);
+    assert_eq!(shelves.take_calls("b"), [""; 0]);
+
+    shelves.with("b", |shelf| shelf.blind = false);
+    run.wait_until_seen(&clock).await;
+    run.engine.barrier().await.unwrap();
+    assert_eq!(shelves.take_calls("b"), ["delete b/bd/a/tap", "delete b/bd"]);
+    assert_eq!(shelves.take_calls("a"), ["delete a/tap"]);
+    run.end().await;
+}
+
+#[tokio::test]
+async fn derived_values_that_become_visible_again_are_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
+    let shelves = Shelves::default();
+    let run = with_derived(&shelves, &path, &clock, "b").await;
+    shelves.with("b", |shelf| shelf.blind = false);
+    run.wait_until_seen(&clock).await;
+    run.engine.barrier().await.unwrap();
+    assert_eq!(shelves.take_calls("b"), [""; 0]);
+    let status = run.engine.status("b/bd");
+    for one in [&status, &status.derived[0]] {
+        assert!(one.state == ValueState::Configured && !one.uncertain, "{status:?}");
+        assert_eq!(one.error, None);
+    }
+    run.engine.commit(Transaction::new().delete("a/tap")).await.unwrap();
+    assert_eq!(shelves.take_calls("b"), ["delete b/bd/a/tap"]);
+    assert_eq!(shelves.take_calls("a"), ["delete a/tap"]);
     run.end().await;
 }
