@@ -7,10 +7,12 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
 use super::engine::Mode;
+use super::opening::beside;
 use super::{Backend, Catalog, blocking};
 use crate::error::{Error, Result, TxError};
 use crate::values;
@@ -27,6 +29,10 @@ pub(super) struct Health {
     trouble: Mutex<Trouble>,
     /// Device and inode of the file when it was opened; `None` for PostgreSQL.
     file: Option<(u64, u64)>,
+    /// The same of its write-ahead log.
+    log: Option<(u64, u64)>,
+    /// The greatest length of the file that a check has seen: it never becomes shorter.
+    known_length: AtomicU64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,7 +49,9 @@ enum Trouble {
 impl Health {
     /// The health of a database that was just opened: on a full disk, if `full` is set.
     pub(super) fn new(place: String, full: bool, file: Option<&Path>) -> Self {
-        let health = Self { place, trouble: Mutex::default(), file: file.and_then(inode) };
+        let log = file.and_then(|path| inode(&beside(path, "-wal")));
+        let (file, known_length) = (file.and_then(inode), AtomicU64::new(1));
+        let health = Self { place, trouble: Mutex::default(), file, log, known_length };
         if full {
             health.note_full();
         }
@@ -66,16 +74,25 @@ impl Health {
         }
     }
 
-    /// Fails if the file at `path` is not the one that was opened.
+    /// Fails if the file at `path` or its write-ahead log is not the one that was opened, or if the
+    /// file is shorter than it was.
     pub(super) fn same_file(&self, path: &Path) -> Result<()> {
-        let place = || self.place.clone();
-        match (self.file, inode(path)) {
-            (Some(_), None) => Err(Error::Deleted { place: place() }),
-            (Some(opened), Some(found)) if opened != found => {
-                Err(Error::Replaced { place: place() })
+        for (ending, opened) in [("", self.file), ("-wal", self.log)] {
+            let place = format!("{}{ending}", self.place);
+            match (opened, inode(&beside(path, ending))) {
+                (Some(_), None) => return Err(Error::Deleted { place }),
+                (Some(opened), Some(found)) if opened != found => {
+                    return Err(Error::Replaced { place });
+                }
+                _ => {}
             }
-            _ => Ok(()),
         }
+        let length = std::fs::metadata(path).map_or(0, |found| found.len());
+        if length < self.known_length.fetch_max(length, Ordering::Relaxed) {
+            let what = "it became shorter while the server was using it".to_owned();
+            return Err(Error::Damaged { place: self.place.clone(), what });
+        }
+        Ok(())
     }
 
     /// Records that the disk is full.
@@ -252,7 +269,18 @@ mod tests {
         std::fs::copy(&aside, &path).unwrap();
         let refused = catalog.ready().await.unwrap_err().to_string();
         assert!(refused.contains("catalog.db was replaced"), "{refused}");
+        let found = catalog.verify().await.unwrap();
+        assert_eq!(found, [refused], "the check of a running catalog names it too");
         std::fs::rename(&aside, &path).unwrap();
         catalog.ready().await.unwrap();
+        let log = folder.path().join("catalog.db-wal");
+        std::fs::rename(&log, &aside).unwrap();
+        let refused = catalog.ready().await.unwrap_err().to_string();
+        assert!(refused.contains("catalog.db-wal was deleted"), "{refused}");
+        std::fs::rename(&aside, &log).unwrap();
+        catalog.ready().await.unwrap();
+        std::fs::write(&path, "").unwrap();
+        let refused = catalog.ready().await.unwrap_err().to_string();
+        assert!(refused.contains("became shorter"), "{refused}");
     }
 }

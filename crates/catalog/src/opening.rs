@@ -140,6 +140,11 @@ fn check_tables(connection: &Connection, path: &Path) -> Result<usize> {
 pub(super) fn examine(path: &Path, fresh: bool) -> Result<(u64, bool)> {
     // The counter is read first, because another process may commit at the same time.
     let acknowledged = counter::read(path).map_err(unreadable(path))?;
+    if !fresh && !has_content(path) && has_content(&beside(path, "-wal")) {
+        let what = "it is missing or empty, but its write-ahead log has content, which SQLite would \
+                    delete";
+        return Err(Error::Damaged { place: path.display().to_string(), what: what.to_owned() });
+    }
     if !has_content(path) {
         return match acknowledged {
             Reading::Acknowledged(acknowledged) if acknowledged > 0 && !fresh => {
@@ -249,6 +254,10 @@ impl Catalog {
     pub async fn verify(&self) -> Result<Vec<String>> {
         let Backend::Sqlite { path, .. } = &self.inner.backend else { return Ok(Vec::new()) };
         let path = path.clone();
+        // Opening another file, or one whose log is gone, could change it.
+        if let Err(error) = self.inner.health.same_file(&path) {
+            return Ok(vec![error.to_string()]);
+        }
         blocking(move || {
             let connection =
                 open_unchanged(&path).map_err(failed).map_err(|error| with_path(&path, error))?;

@@ -32,7 +32,9 @@ use crate::snapshot::Snapshot;
 
 pub use part::{HeldPart, Part, PartError, PartSource, Parts, stream};
 pub use read::{Entry, Item, Reader, Source, check, read_all, verify};
-pub use restore::{Filled, fill_from, is_untouched, may_take, restore, restore_from, unfinished};
+pub use restore::{
+    Filled, fill_from, is_untouched, may_take, restore, restore_from, unfinished, unfinished_in,
+};
 
 /// The newest format this version writes and reads.
 pub const FORMAT: u64 = 2;

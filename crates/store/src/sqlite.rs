@@ -23,6 +23,7 @@ pub mod lock;
 mod rekey;
 pub mod repair;
 mod reserve;
+pub mod unchanged;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,6 +93,19 @@ pub enum OpenError {
         /// The revision it had at least.
         acknowledged: Revision,
     },
+    /// Its write-ahead log is there without it.
+    #[error(
+        "{} is missing or empty, but its write-ahead log {} has content, which SQLite would delete: \
+         put the database back, restore a backup with `mainstay restore`, or begin anew with \
+         `mainstay serve --new-cluster`",
+        .path.display(), .log.display()
+    )]
+    LogAlone {
+        /// The database.
+        path: PathBuf,
+        /// Its write-ahead log.
+        log: PathBuf,
+    },
     /// It lost writes.
     #[error(
         "{} ends at revision {recovered}, but revision {acknowledged} was acknowledged: {} changes \
@@ -156,7 +170,13 @@ impl OpenError {
     /// Whether the database is damaged, or lost data: a finding rather than a failure.
     #[must_use]
     pub fn is_damage(&self) -> bool {
-        matches!(self, Self::Damaged { .. } | Self::EndsEarly { .. } | Self::Missing { .. })
+        matches!(
+            self,
+            Self::Damaged { .. }
+                | Self::EndsEarly { .. }
+                | Self::Missing { .. }
+                | Self::LogAlone { .. }
+        )
     }
 }
 
@@ -225,6 +245,9 @@ impl SqliteStore {
         settings: &Settings,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, OpenError> {
+        if !settings.new_database {
+            unchanged::refuse_log_alone(path)?;
+        }
         let lock = Arc::new(Lock::take(path)?);
         let fullness = Arc::new(Fullness::new(path));
         let codec = settings.codec.clone();
@@ -339,6 +362,10 @@ impl Objects for SqliteStore {
 
     fn verify(&self) -> BoxFuture<'_, Result<Vec<String>, Error>> {
         let (path, codec, unguarded) = (self.path.clone(), self.codec.clone(), self.unguarded);
+        // Opening another file, or one whose log is gone, could change it.
+        if let Err(error) = self.file.is_still_at(&self.path) {
+            return ready(Ok(vec![error.to_string()])).boxed();
+        }
         async move {
             let verify = move || {
                 let mut wrong = disk::verify(&path, &codec)?;

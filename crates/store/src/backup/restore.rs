@@ -50,6 +50,15 @@ pub async fn unfinished(objects: &dyn Objects) -> Result<bool, objects::Error> {
     Ok(objects.get(&marker()).await?.is_some())
 }
 
+/// Whether a restore broke off in the store that this snapshot is of.
+#[must_use]
+pub fn unfinished_in(snapshot: &Snapshot) -> bool {
+    let marker = marker();
+    let mut collections = snapshot.collections.iter();
+    collections
+        .any(|(resource, objects)| resource == marker.resource() && objects.get(&marker).is_some())
+}
+
 /// Whether a restore may fill this store: it is empty, or a restore broke off in it, whose name is
 /// returned. Changes nothing.
 ///

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use jiff::Timestamp;
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
 use crate::object::{Action, Event, Revision};
 use crate::value::Codec;
@@ -59,9 +59,11 @@ const SCHEMA: &str = "
 ";
 
 /// Opens a connection the way both threads need it. Closing it leaves the write-ahead log alone:
-/// a database that is refused stays as it was found.
+/// a database that is refused stays as it was found. A missing file is an error: the lock creates
+/// it, and a new one must never take the place of one that was moved away.
 pub(super) fn connect(path: &Path) -> rusqlite::Result<Connection> {
-    let connection = Connection::open(path)?;
+    let flags = OpenFlags::default() & !OpenFlags::SQLITE_OPEN_CREATE;
+    let connection = Connection::open_with_flags(path, flags)?;
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.busy_timeout(std::time::Duration::from_secs(10))?;
     connection.pragma_update(None, "journal_mode", "WAL")?;

@@ -8,6 +8,7 @@
 //! process holds on it.
 
 use std::fs::{File, TryLockError};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -35,6 +36,17 @@ impl Lock {
     /// [`OpenError::InUse`], [`OpenError::Io`].
     pub fn on_file(path: &Path) -> Result<Self, OpenError> {
         Ok(Self { files: vec![held(path, path.into(), 0o600)?] })
+    }
+
+    /// Locks an existing database to look at it, without creating or changing a file.
+    pub(super) fn to_look(path: &Path) -> Result<Self, OpenError> {
+        let mut files = Vec::new();
+        let beside = beside(path, ".lock");
+        if beside.exists() {
+            files.push(locked(path, beside.clone(), File::options().read(true).open(beside))?);
+        }
+        files.push(locked(path, path.into(), File::options().read(true).open(path))?);
+        Ok(Self { files })
     }
 
     /// Ends both locks at once, since a child process that is just being started may still share
@@ -67,6 +79,10 @@ pub fn holder(path: &Path) -> Option<u32> {
 fn held(database: &Path, path: PathBuf, mode: u32) -> Result<File, OpenError> {
     let opened =
         File::options().create(true).truncate(false).read(true).write(true).mode(mode).open(&path);
+    locked(database, path, opened)
+}
+
+fn locked(database: &Path, path: PathBuf, opened: io::Result<File>) -> Result<File, OpenError> {
     let file = opened.map_err(|source| OpenError::Io { path: path.clone(), source })?;
     match file.try_lock() {
         Ok(()) => Ok(file),

@@ -17,7 +17,7 @@ use crate::value::Codec;
 use super::counter::{self, Counter, Reading};
 use super::load::{self, LoadError, Place};
 use super::lock::Lock;
-use super::{OpenError, beside, disk, rekey};
+use super::{OpenError, beside, disk, rekey, unchanged};
 
 /// The damage of a database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,8 +65,9 @@ struct Plan {
 /// # Errors
 /// [`OpenError`] if it cannot be read at all.
 pub fn inspect(path: &Path, codec: &Codec) -> Result<Findings, OpenError> {
-    let _lock = Lock::take(path)?;
-    let connection = disk::connect(path).map_err(|source| OpenError::sqlite(path, source))?;
+    unchanged::refuse_log_alone(path)?;
+    let _lock = Lock::to_look(path)?;
+    let connection = unchanged::open(path).map_err(|source| OpenError::sqlite(path, source))?;
     Ok(plan(&connection, path, codec)?.findings)
 }
 
@@ -84,15 +85,18 @@ pub struct Examined {
 /// # Errors
 /// [`OpenError`] if it is in use, of another program or version, or its key is missing.
 pub fn examine(path: &Path, codec: &Codec) -> Result<Examined, OpenError> {
-    let _lock = Lock::take(path)?;
     let nothing = || State::new(Revision::ZERO, Revision::ZERO).snapshot();
+    if let Err(error) = unchanged::refuse_log_alone(path) {
+        return Ok(Examined { findings: vec![error.to_string()], readable: nothing() });
+    }
+    let _lock = Lock::to_look(path)?;
     let unreadable = |error: OpenError| match error {
         OpenError::Damaged { what, .. } => {
             Ok(Examined { findings: vec![what], readable: nothing() })
         }
         error => Err(error),
     };
-    let connection = match disk::connect(path) {
+    let connection = match unchanged::open(path) {
         Ok(connection) => connection,
         Err(source) => return unreadable(OpenError::sqlite(path, source)),
     };
@@ -114,6 +118,9 @@ pub fn examine(path: &Path, codec: &Codec) -> Result<Examined, OpenError> {
     }
     let (state, damage) = load::load_readable(&connection, codec, format);
     findings.extend(lost(acknowledged, state.revision));
+    if format > 1 && acknowledged == Reading::Absent && state.revision > Revision::ZERO {
+        findings.extend(disk::verify_counter(path, false));
+    }
     findings.extend(damage.into_iter().map(|one| one.problem));
     findings.dedup();
     Ok(Examined { findings, readable: state.snapshot() })
@@ -139,6 +146,7 @@ fn lost(acknowledged: Reading, recovered: Revision) -> Option<String> {
 /// # Errors
 /// [`Error`]; the database was not changed.
 pub fn repair(path: &Path, codec: &Codec, name: &str) -> Result<Vec<PathBuf>, Error> {
+    unchanged::refuse_log_alone(path)?;
     let lock = Lock::take(path)?;
     let sqlite = |source| OpenError::sqlite(path, source);
     let connection = disk::connect(path).map_err(sqlite)?;

@@ -1,6 +1,7 @@
 //! A damaged database is never served: whatever byte is hit, it opens with everything that was
 //! acknowledged, or it is refused with the reason.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use mainstay_store::cache::Retention;
@@ -247,6 +248,59 @@ fn a_missing_or_emptied_database_is_refused_unless_a_new_one_is_asked_for() {
         let store = SqliteStore::open_with(&stage.path(), &settings, SystemClock::new()).unwrap();
         block_on(store.close());
         block_on(try_open(&stage.path()).unwrap().close());
+    }
+}
+
+/// Every file of a folder with its content.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
+}
+
+#[test]
+fn checks_and_refused_starts_change_no_byte_of_the_folder() {
+    let copy = block_on(async {
+        let stage = filled().await;
+        let copy = Copy::of(&stage.path(), given_out(&*stage.store).await);
+        stage.store.close().await;
+        copy
+    });
+    assert!(copy.size("-wal") > 100_000, "everything is in the log");
+    // Per file: as `kill -9` leaves it, empty, or missing.
+    let states = [Some(true), Some(false), None];
+    for database in states {
+        for log in states {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("objects 100%?#.db");
+            for (name, bytes) in &copy.files {
+                let state = match *name {
+                    "" => database,
+                    "-wal" => log,
+                    _ => Some(true),
+                };
+                if let Some(whole) = state {
+                    let bytes: &[u8] = if whole { bytes } else { &[] };
+                    std::fs::write(format!("{}{name}", path.display()), bytes).unwrap();
+                }
+            }
+            let (before, case) = (files(folder.path()), format!("{database:?} {log:?}"));
+            let codec = Codec::default();
+            let examined = examine(&path, &codec);
+            assert_eq!(files(folder.path()), before, "check: {case}");
+            let inspected = inspect(&path, &codec);
+            assert_eq!(files(folder.path()), before, "repair: {case}");
+            let whole = (database, log) == (Some(true), Some(true));
+            let sound = examined.is_ok_and(|examined| {
+                examined.findings.is_empty() && examined.readable.len() == 48
+            });
+            assert_eq!(sound, whole, "{case}");
+            assert_eq!(inspected.is_ok_and(|found| found.lines.is_empty()), whole, "{case}");
+            if database != Some(true) && log == Some(true) {
+                assert!(matches!(try_open(&path), Err(OpenError::LogAlone { .. })), "{case}");
+                assert!(repair(&path, &codec, "00000000").is_err(), "{case}");
+                assert_eq!(files(folder.path()), before, "start: {case}");
+            }
+        }
     }
 }
 

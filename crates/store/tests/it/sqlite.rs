@@ -57,6 +57,56 @@ fn a_database_that_was_deleted_or_replaced_while_open_is_not_ready() {
 }
 
 #[test]
+fn a_database_whose_log_is_gone_or_that_was_cut_short_while_open_is_not_ready() {
+    type Harm = fn(&Path);
+    let log = |path: &Path| path.with_extension("db-wal");
+    let cases: [(Harm, &str); 3] = [
+        (|path| std::fs::remove_file(path.with_extension("db-wal")).unwrap(), "was deleted"),
+        (
+            |path| {
+                let log = path.with_extension("db-wal");
+                std::fs::rename(&log, log.with_extension("aside")).unwrap();
+                std::fs::write(log, "").unwrap();
+            },
+            "was replaced by another file",
+        ),
+        (|path| std::fs::write(path, "").unwrap(), "became shorter"),
+    ];
+    for (harm, named) in cases {
+        block_on(async {
+            let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
+            stage.store.write(create(&key("apples", "a", "x"), 1)).await.unwrap();
+            stage.store.ready().await.unwrap();
+            assert!(log(&stage.path()).exists());
+            harm(&stage.path());
+            let not_ready = stage.store.ready().await.unwrap_err().to_string();
+            assert!(not_ready.contains(named), "{not_ready}");
+            let found = stage.store.verify().await.unwrap();
+            assert_eq!(found, [not_ready], "the check of a running store names it too");
+        });
+    }
+}
+
+#[test]
+fn a_check_of_a_running_store_creates_no_database_in_place_of_one_that_was_moved_away() {
+    block_on(async {
+        let stage = Stage::new(Backend::Sqlite, Retention::default()).await;
+        stage.store.write(create(&key("apples", "a", "x"), 1)).await.unwrap();
+        let (path, aside) = (stage.path(), stage.path().with_extension("aside"));
+        let log = std::fs::read(path.with_extension("db-wal")).unwrap();
+        std::fs::rename(&path, &aside).unwrap();
+        let found = stage.store.verify().await.unwrap();
+        assert!(found.len() == 1 && found[0].contains("was deleted"), "{found:?}");
+        assert!(!path.exists());
+        std::fs::rename(&aside, &path).unwrap();
+        assert_eq!(std::fs::read(path.with_extension("db-wal")).unwrap(), log);
+        stage.store.ready().await.unwrap();
+        assert_eq!(stage.store.verify().await.unwrap(), [""; 0]);
+        stage.store.close().await;
+    });
+}
+
+#[test]
 fn a_newer_a_foreign_and_a_broken_file_are_refused_and_left_alone() {
     let newer = sample();
     Connection::open(newer.path()).unwrap().pragma_update(None, "user_version", 99).unwrap();
