@@ -107,7 +107,10 @@ impl Graph for EngineService {
         &self,
         request: Request<RollBackRequest>,
     ) -> Result<Response<CommitReply>, Status> {
-        let record = match self.engine.roll_back_to(request.get_ref().seq).await {
+        let Some(seq) = request.get_ref().seq else {
+            return Err(Status::invalid_argument("seq is missing: name the transaction"));
+        };
+        let record = match self.engine.roll_back_to(seq).await {
             Err(Error::Failed(record)) => record,
             other => other.map_err(refusal)?,
         };
@@ -180,13 +183,16 @@ fn read(request: TransactionRequest) -> Result<Transaction, Status> {
         }
         transaction = transaction.labels(key, labels.labels.clone().into_iter().collect());
     }
-    transaction = transaction.resync(match request.resync() {
+    let resync = Resync::try_from(request.resync).map_err(|_| unknown("resync", request.resync))?;
+    let on_failure = OnFailure::try_from(request.on_failure)
+        .map_err(|_| unknown("on_failure", request.on_failure))?;
+    transaction = transaction.resync(match resync {
         Resync::None => transaction::Resync::NotResync,
         Resync::Full => transaction::Resync::FullResync,
         Resync::Upstream => transaction::Resync::UpstreamResync,
         Resync::Downstream => transaction::Resync::DownstreamResync,
     });
-    transaction = match request.on_failure() {
+    transaction = match on_failure {
         OnFailure::Default => transaction,
         OnFailure::Revert => transaction.on_failure(transaction::OnFailure::Revert),
         OnFailure::BestEffort => transaction.on_failure(transaction::OnFailure::BestEffort),
@@ -200,6 +206,11 @@ fn read(request: TransactionRequest) -> Result<Transaction, Status> {
         }),
         None => transaction,
     })
+}
+
+/// Refuses a number that an enumeration does not have.
+fn unknown(field: &str, number: i32) -> Status {
+    Status::invalid_argument(format!("{field}: {number} is not known"))
 }
 
 fn refusal(error: Error) -> Status {

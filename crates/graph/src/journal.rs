@@ -17,9 +17,9 @@
 //! With every transaction the revisions of the values it changed are written, as far as history is
 //! kept, so that a restart knows the past: rolling back, snapshots and timelines go on.
 //!
-//! [`FileJournal`] keeps entries in one file, each with its length and a checksum. An incomplete
-//! entry at the end is cut off when the file is opened; any other damage refuses to open, because
-//! the engine would delete the values of lost entries. [`inspect`](mod@inspect) checks and repairs a file.
+//! [`FileJournal`] keeps entries in one file, each with its length, a checksum and a running number.
+//! An incomplete entry at the end is cut off when the file is opened; any other damage refuses to
+//! open, because the engine would delete the values of lost entries. [`inspect`](mod@inspect) checks and repairs a file.
 //!
 //! ```
 //! use mainstay_graph::journal::{Journal, replay};
@@ -95,6 +95,34 @@ pub enum Error {
         bytes: usize,
         /// The number of valid entries after them.
         follow: usize,
+    },
+    /// Whole entries are missing, repeated or in the wrong order.
+    #[error(
+        "the journal {} is damaged at byte {offset}: {problem}; the engine does not start, because \
+         it would delete or bring back values. Run `mainstay graph journal check {0}`, then restore \
+         a copy or run `mainstay graph journal repair {0}`",
+        path.display()
+    )]
+    Disordered {
+        /// The file.
+        path: PathBuf,
+        /// The place in the file.
+        offset: u64,
+        /// The disorder.
+        problem: inspect::Problem,
+    },
+    /// The file holds no entry at all.
+    #[error(
+        "the journal {} holds no entry in {bytes} bytes, although a journal is created with one; the \
+         engine does not start, because it would forget every value. Restore a copy. If the journal \
+         was never used, delete the file",
+        path.display()
+    )]
+    Empty {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: usize,
     },
     /// An entry was written by a newer version.
     #[error(

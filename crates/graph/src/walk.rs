@@ -76,6 +76,8 @@ pub(crate) struct Settings {
     pub(crate) seq: u64,
     pub(crate) kind: TransactionType,
     pub(crate) retry: Option<Retry>,
+    /// Whether values keep their own retry options if the transaction has none.
+    pub(crate) keeps_retry: bool,
     pub(crate) reverts: bool,
     pub(crate) attempt: u32,
     /// Whether every value is applied again, changed or not.
@@ -455,7 +457,8 @@ impl Walk {
         if how.base.is_some() {
             node.last.retry = base_retry;
         } else if own && self.settings.kind == TransactionType::NBTransaction {
-            node.last.retry = self.settings.retry;
+            let kept = node.last.retry.filter(|_| self.settings.keeps_retry);
+            node.last.retry = self.settings.retry.or(kept);
         }
     }
 

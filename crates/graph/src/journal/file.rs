@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::format::{self, Content, Piece};
+use super::inspect::Problem;
 use super::{Entry, Error, Journal};
 
 /// Below this size a journal is not compacted.
@@ -28,6 +29,8 @@ pub struct FileJournal {
     path: PathBuf,
     file: File,
     length: u64,
+    /// The number of entries in the file.
+    count: u64,
     /// The size from which compaction is worth it.
     compact_at: u64,
     buffer: Vec<u8>,
@@ -39,18 +42,16 @@ pub struct FileJournal {
 }
 
 impl FileJournal {
-    /// Opens a journal, or creates an empty one. A folder stands for the file `journal` in it. A
-    /// record at the end that a crash left incomplete is cut off; [`Journal::notices`] reports it.
+    /// Opens a journal, or creates one that holds the entry of an empty state. A folder stands for
+    /// the file `journal` in it. A record at the end that a crash left incomplete is cut off;
+    /// [`Journal::notices`] reports it.
     ///
     /// # Errors
-    /// Fails if another process uses the file, if it is damaged or holds entries of a newer version,
+    /// Fails if another process uses the file, if it is damaged, empty or holds entries of a newer version,
     /// and if it cannot be opened, read or truncated. A file that is not accepted is not changed.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, Error> {
         let path = file_of(path.into());
-        let (mut file, created) = open_locked(&path)?;
-        if created {
-            sync_folder(&path)?;
-        }
+        let mut file = open_or_create(&path)?;
         let bytes = read_all(&mut file, &path)?;
         let mut pieces = format::pieces(&bytes);
         let mut notices = Vec::new();
@@ -76,6 +77,7 @@ impl FileJournal {
         Ok(Self {
             file,
             length,
+            count: found.len() as u64,
             compact_at: compact_at(snapshot),
             buffer: Vec::new(),
             found: Some(found),
@@ -100,6 +102,7 @@ impl FileJournal {
             return Err(io("write", &self.path)(error));
         }
         self.length += self.buffer.len() as u64;
+        self.count += 1;
         Ok(())
     }
 
@@ -125,7 +128,7 @@ impl Journal for FileJournal {
         self.usable()?;
         self.found = None;
         self.buffer.clear();
-        format::encode(entry, &mut self.buffer)?;
+        format::encode(entry, self.count, &mut self.buffer)?;
         self.write()?;
         if durable { self.flush() } else { Ok(()) }
     }
@@ -145,9 +148,10 @@ impl Journal for FileJournal {
     fn compact(&mut self, entries: &mut dyn Iterator<Item = Entry>) -> Result<(), Error> {
         self.usable()?;
         match replace(&self.path, entries) {
-            Ok(Replaced { file, length, folder }) => {
+            Ok(Replaced { file, length, count, folder }) => {
                 self.file = file;
                 self.length = length;
+                self.count = count;
                 self.compact_at = compact_at(length);
                 self.broken = folder.is_err();
                 folder
@@ -187,12 +191,20 @@ fn leading_snapshot(pieces: &[Piece]) -> u64 {
 fn entries(path: &Path, pieces: Vec<Piece>) -> Result<Vec<Entry>, Error> {
     let after = |offset: usize, pieces: &[Piece]| {
         let later = pieces.iter().filter(|piece| piece.offset > offset);
-        later.filter(|piece| !matches!(piece.content, Content::Damaged | Content::Torn)).count()
+        later.filter(|piece| matches!(piece.content, Content::Entry(_))).count()
     };
+    if !pieces.iter().any(|piece| !matches!(piece.content, Content::Damaged)) {
+        let bytes = pieces.iter().map(|piece| piece.length).sum();
+        return Err(Error::Empty { path: path.to_owned(), bytes });
+    }
     for piece in &pieces {
         let (path, offset) = (path.to_owned(), piece.offset as u64);
         match &piece.content {
             Content::Entry(_) => {}
+            Content::Missing { .. } | Content::Misplaced { .. } => {
+                let problem = super::inspect::problem(&piece.content).unwrap_or(Problem::Damaged);
+                return Err(Error::Disordered { path, offset, problem });
+            }
             Content::Unknown { kind, error } => {
                 let (kind, reason) = (kind.clone(), error.clone());
                 return Err(Error::Unknown { path, offset, kind, reason });
@@ -210,23 +222,41 @@ fn entries(path: &Path, pieces: Vec<Piece>) -> Result<Vec<Entry>, Error> {
     Ok(pieces.into_iter().filter_map(entry).collect())
 }
 
-/// Opens and locks the file of a journal; tells whether it was created.
-pub(super) fn open_locked(path: &Path) -> Result<(File, bool), Error> {
+/// Opens and locks the file of a journal that exists.
+pub(super) fn open_locked(path: &Path) -> Result<File, Error> {
     for _ in 0..ATTEMPTS {
-        let created = !path.exists();
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(path)
-            .map_err(io("open", path))?;
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        let file = opened.map_err(io("open", path))?;
         lock(&file, path)?;
         if is_still(&file, path)? {
-            return Ok((file, created));
+            return Ok(file);
         }
     }
     Err(Error::Locked { path: path.to_owned() })
+}
+
+/// Opens and locks the file of a journal. A new file gets its name once its first entry is flushed,
+/// so that a journal without an entry is never the work of a crash.
+fn open_or_create(path: &Path) -> Result<File, Error> {
+    for _ in 0..ATTEMPTS {
+        match path.try_exists() {
+            Ok(true) => return open_locked(path),
+            Ok(false) => {}
+            Err(error) => return Err(io("open", path)(error)),
+        }
+        let next = open_next(path)?;
+        // Another process may have created the journal meanwhile.
+        if is_still(&next, &self::next(path))? && !path.exists() {
+            let Replaced { file, folder, .. } = fill(next, path, &mut std::iter::once(empty()))?;
+            return folder.map(|()| file);
+        }
+    }
+    Err(Error::Locked { path: path.to_owned() })
+}
+
+/// The only entry of a journal that was never used.
+pub(super) fn empty() -> Entry {
+    Entry::Snapshot(Box::default())
 }
 
 fn lock(file: &File, path: &Path) -> Result<(), Error> {
@@ -260,6 +290,7 @@ pub(super) struct Replaced {
     /// The file, locked and at its end.
     file: File,
     length: u64,
+    count: u64,
     /// Whether the new name is durable.
     pub(super) folder: Result<(), Error>,
 }
@@ -269,28 +300,41 @@ pub(super) fn replace(
     path: &Path,
     entries: &mut dyn Iterator<Item = Entry>,
 ) -> Result<Replaced, Error> {
-    let failed = io("compact", path);
+    fill(open_next(path)?, path, entries)
+}
+
+/// Opens and locks the successor of a journal.
+fn open_next(path: &Path) -> Result<File, Error> {
     let next = next(path);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&next)
-        .map_err(&failed)?;
+    let mut options = OpenOptions::new();
+    // It is emptied only under the lock.
+    let opened = options.read(true).write(true).create(true).truncate(false).open(&next);
+    let file = opened.map_err(io("write the successor of", path))?;
     lock(&file, &next)?;
+    Ok(file)
+}
+
+/// Writes the successor of a journal and gives it the name of the journal.
+fn fill(
+    file: File,
+    path: &Path,
+    entries: &mut dyn Iterator<Item = Entry>,
+) -> Result<Replaced, Error> {
+    let failed = io("write the successor of", path);
+    file.set_len(0).map_err(&failed)?;
     let mut writer = BufWriter::with_capacity(1 << 16, file);
-    let (mut buffer, mut length) = (Vec::new(), 0);
+    let (mut buffer, mut length, mut count) = (Vec::new(), 0, 0);
     for entry in entries {
         buffer.clear();
-        format::encode(&entry, &mut buffer)?;
+        format::encode(&entry, count, &mut buffer)?;
         writer.write_all(&buffer).map_err(&failed)?;
         length += buffer.len() as u64;
+        count += 1;
     }
     let file = writer.into_inner().map_err(|error| failed(error.into_error()))?;
     file.sync_all().map_err(&failed)?;
-    std::fs::rename(&next, path).map_err(&failed)?;
-    Ok(Replaced { file, length, folder: sync_folder(path) })
+    std::fs::rename(next(path), path).map_err(&failed)?;
+    Ok(Replaced { file, length, count, folder: sync_folder(path) })
 }
 
 pub(super) fn sync_folder(path: &Path) -> Result<(), Error> {

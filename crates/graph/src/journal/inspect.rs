@@ -5,7 +5,7 @@
 //! is always right: [`Way::Skip`] leaves out only what cannot be read, [`Way::Cut`] goes back to the
 //! state before the damage.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{File, TryLockError};
 use std::io::Read;
@@ -13,9 +13,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::file::{file_of, io, open_locked, replace, sync_folder};
+use super::file::{empty, file_of, io, open_locked, replace, sync_folder};
 use super::format::{self, Content, Piece};
 use super::{Changes, Doubt, Entry, Error, Part, PlannedPart, Recovered, replay};
+use crate::key::Key;
+use crate::state::Operation;
 
 /// The content of a journal file.
 #[derive(Debug, Clone, Serialize)]
@@ -58,8 +60,20 @@ pub struct Finding {
 pub enum Problem {
     /// The last entry is incomplete, as a crash leaves it. Opening the journal cuts it off.
     Torn,
-    /// No entry fits its checksum.
+    /// No entry fits its checksum, or the file is empty.
     Damaged,
+    /// Entries that were here are gone.
+    Missing {
+        /// The number of the first one.
+        first: u64,
+        /// The number of the last one.
+        last: u64,
+    },
+    /// The entry is repeated or in the wrong place.
+    Misplaced {
+        /// The number of the entry; none for entries of older versions.
+        number: Option<u64>,
+    },
     /// The entry is sound, but this version cannot decode it.
     Unknown {
         /// The kind of the entry.
@@ -77,8 +91,26 @@ impl fmt::Display for Finding {
             Problem::Torn => {
                 write!(f, "{bytes} bytes of an incomplete entry; the next start cuts them off")
             }
+            Problem::Damaged if *bytes == 0 => write!(f, "the file is empty"),
             Problem::Damaged => write!(f, "{bytes} bytes are damaged"),
-            Problem::Unknown { kind, reason } => {
+            other => write!(f, "{other}"),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Torn => write!(f, "the last entry is incomplete"),
+            Self::Damaged => write!(f, "no entry fits its checksum"),
+            Self::Missing { first, last } => write!(f, "the entries {first} to {last} are missing"),
+            Self::Misplaced { number: Some(number) } => {
+                write!(f, "entry {number} is repeated or in the wrong place")
+            }
+            Self::Misplaced { number: None } => {
+                write!(f, "an entry of an older version is repeated or in the wrong place")
+            }
+            Self::Unknown { kind, reason } => {
                 write!(f, "this version cannot read an entry of the kind {kind:?}: {reason}")
             }
         }
@@ -150,11 +182,7 @@ pub fn plan(path: &Path, way: Way) -> Result<Repair, Error> {
 /// Fails if another process uses the file, and if it cannot be read or written; then it is as it was.
 pub fn repair(path: &Path, way: Way) -> Result<Repair, Error> {
     let path = file_of(path.to_owned());
-    if !path.exists() {
-        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
-        return Err(io("open", &path)(source));
-    }
-    let (mut file, _) = open_locked(&path)?;
+    let mut file = open_locked(&path)?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).map_err(io("read", &path))?;
     let (kept, losses) = mend(&format::pieces(&bytes), way);
@@ -183,15 +211,24 @@ fn keep_copy(path: &Path) -> Result<PathBuf, Error> {
 
 fn findings(pieces: &[Piece]) -> impl Iterator<Item = Finding> {
     pieces.iter().filter_map(|piece| {
-        let problem = match &piece.content {
-            Content::Entry(_) => return None,
-            Content::Unknown { kind, error } => {
-                Problem::Unknown { kind: kind.clone(), reason: error.clone() }
-            }
-            Content::Damaged => Problem::Damaged,
-            Content::Torn => Problem::Torn,
-        };
+        let problem = problem(&piece.content)?;
         Some(Finding { offset: piece.offset, bytes: piece.length, problem })
+    })
+}
+
+/// Why a part of a file cannot be used; none for an entry.
+pub(super) fn problem(content: &Content) -> Option<Problem> {
+    Some(match content {
+        Content::Entry(_) => return None,
+        Content::Unknown { kind, error } => {
+            Problem::Unknown { kind: kind.clone(), reason: error.clone() }
+        }
+        Content::Damaged => Problem::Damaged,
+        Content::Missing { from, to } => {
+            Problem::Missing { first: *from, last: to.saturating_sub(1) }
+        }
+        Content::Misplaced { number } => Problem::Misplaced { number: *number },
+        Content::Torn => Problem::Torn,
     })
 }
 
@@ -210,31 +247,75 @@ fn mend(pieces: &[Piece], way: Way) -> (Vec<Entry>, Vec<String>) {
         return (sound(pieces), Vec::new());
     };
     let mut losses: Vec<String> = findings(pieces).map(|finding| finding.to_string()).collect();
-    match way {
+    let mut mended = Mended::default();
+    for piece in pieces {
+        mended.take(piece);
+    }
+    mended.damage_ends();
+    let mut kept = match way {
         Way::Cut => {
             let kept = sound(&pieces[..bad]);
-            let (before, after) = (replay(sound(pieces)), replay(kept.clone()));
-            losses.extend(differences(&before, &after));
-            (kept, losses)
+            let first = first_undone(&kept);
+            // A transaction whose end cannot be read counts as done, as far as its begin can be.
+            losses.extend(mended.losses.iter().filter(|line| *line == AT_THE_END).cloned());
+            losses.extend(differences(first, &replay(mended.kept.clone()), &replay(kept.clone())));
+            losses.extend(parts_undone(first, &mended.kept));
+            kept
         }
         Way::Skip => {
-            let mut mended = Mended::default();
-            for piece in pieces {
-                mended.take(piece);
-            }
-            mended.damage_ends();
             losses.extend(mended.losses);
-            (mended.kept, losses)
+            mended.kept
         }
+    };
+    if kept.is_empty() {
+        kept.push(empty());
     }
+    (kept, losses)
 }
 
-/// The changes of the wanted values that a cut undoes.
-fn differences(before: &Recovered, after: &Recovered) -> Vec<String> {
+/// The first transaction that does not count after a restart with these entries.
+fn first_undone(kept: &[Entry]) -> u64 {
+    let last = kept.iter().rev().find_map(|entry| match entry {
+        Entry::Begin { seq, reverts: true, .. } => Some(*seq),
+        Entry::Begin { seq, .. } | Entry::Commit { seq, .. } => Some(seq + 1),
+        Entry::Snapshot(snapshot) => Some(snapshot.next_seq),
+        Entry::Past(_) | Entry::Start { .. } | Entry::End { .. } => None,
+    });
+    last.unwrap_or_default()
+}
+
+/// The derived values that transactions from `first` on created or deleted.
+fn parts_undone(first: u64, entries: &[Entry]) -> Vec<String> {
+    let mut parts: BTreeMap<&Key, (Operation, Operation, &Key)> = BTreeMap::new();
+    for entry in entries {
+        let Entry::Begin { seq, parts: planned, .. } = entry else { continue };
+        for part in planned.iter().filter(|_| *seq >= first) {
+            let operation = part.operation;
+            parts.entry(&part.key).or_insert((operation, operation, &part.base)).1 = operation;
+        }
+    }
+    let line = |(key, (first, last, base)): (&Key, (Operation, Operation, &Key))| match (
+        first == Operation::Create,
+        last == Operation::Delete,
+    ) {
+        (true, false) => Some(format!("{key}, derived from {base}: the next start deletes it")),
+        (false, true) => Some(format!("{key}, derived from {base}: the next start creates it")),
+        _ => None,
+    };
+    parts.into_iter().filter_map(line).collect()
+}
+
+/// The changes of the wanted values that a cut undoes; `first` is the first transaction undone.
+fn differences(first: u64, before: &Recovered, after: &Recovered) -> Vec<String> {
     let mut lines = Vec::new();
-    if after.next_seq < before.next_seq {
-        let (first, last) = (after.next_seq, before.next_seq - 1);
-        lines.push(format!("transactions {first} to {last} are undone in the journal"));
+    match before.next_seq.checked_sub(1).filter(|last| first <= *last) {
+        Some(last) if last == first => {
+            lines.push(format!("transaction {first} is undone in the journal"));
+        }
+        Some(last) => {
+            lines.push(format!("transactions {first} to {last} are undone in the journal"));
+        }
+        None => {}
     }
     let keys: BTreeSet<_> = before.desired.keys().chain(after.desired.keys()).collect();
     for key in keys {
@@ -254,6 +335,9 @@ fn differences(before: &Recovered, after: &Recovered) -> Vec<String> {
     lines
 }
 
+/// The loss if the damage reaches to the end of the file.
+const AT_THE_END: &str = "transactions at the end may be lost";
+
 /// A journal without the parts that cannot be read.
 #[derive(Default)]
 struct Mended {
@@ -270,7 +354,8 @@ struct Mended {
 impl Mended {
     fn take(&mut self, piece: &Piece) {
         let Content::Entry(entry) = &piece.content else {
-            self.damaged |= !matches!(piece.content, Content::Torn);
+            let harmless = matches!(piece.content, Content::Torn | Content::Misplaced { .. });
+            self.damaged |= !harmless;
             return;
         };
         match &**entry {
@@ -321,7 +406,7 @@ impl Mended {
             return;
         }
         let Some((seq, changes, planned)) = open else {
-            self.losses.push("transactions at the end may be lost".to_owned());
+            self.losses.push(AT_THE_END.to_owned());
             return;
         };
         let keys: Vec<&str> = changes.iter().map(|(key, _)| key.as_str()).collect();

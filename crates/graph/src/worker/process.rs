@@ -115,6 +115,7 @@ impl Service {
             seq: surroundings.seq,
             kind: work.kind,
             retry: work.retry,
+            keeps_retry: work.resync == Resync::DownstreamResync,
             reverts: work.reverts,
             attempt: work.attempt,
             resync: work.resync != Resync::NotResync,
@@ -278,8 +279,11 @@ impl Service {
         }
         if self.journal.is_some() && !record.planned.is_empty() {
             let changes = match &work.source {
-                Source::South(_) => Vec::new(),
-                _ => record.values.iter().filter_map(|input| wish(work, input)).collect(),
+                Source::North(values) => {
+                    record.values.iter().filter_map(|input| wish(work, values, input)).collect()
+                }
+                // A retry or a notification leaves the wanted values and their options as they are.
+                Source::Again(_) | Source::South(_) => Vec::new(),
             };
             let retrievable =
                 record.planned.iter().all(|one| is_retrievable(&surroundings.registry, one));
@@ -510,16 +514,15 @@ fn record_of(
 }
 
 /// The journal's entry for a given value.
-fn wish(work: &Work, input: &InputValue) -> Option<(Key, Option<Desired>)> {
+fn wish(
+    work: &Work,
+    values: &BTreeMap<Key, Wanted>,
+    input: &InputValue,
+) -> Option<(Key, Option<Desired>)> {
     if input.origin != crate::state::Origin::North {
         return None;
     }
-    let labels = match &work.source {
-        Source::North(values) => {
-            values.get(&input.key).and_then(|wanted| wanted.labels.as_deref().cloned())
-        }
-        _ => None,
-    };
+    let labels = values.get(&input.key).and_then(|wanted| wanted.labels.as_deref().cloned());
     let desired = input.value.clone().map(|value| Desired { value, labels, retry: work.retry });
     Some((input.key.clone(), desired))
 }

@@ -330,10 +330,18 @@ async fn grpc_commits_plans_and_watches() {
     };
     client.commit(labelled).await.unwrap();
     assert_eq!(running.engine.status("thing/l").labels["a"], "b");
-    client.roll_back(grpc::RollBackRequest { seq: 2 }).await.unwrap();
+    client.roll_back(grpc::RollBackRequest { seq: Some(2) }).await.unwrap();
     assert_eq!(running.engine.status("thing/l").state.name(), "NONEXISTENT");
-    let unknown = client.roll_back(grpc::RollBackRequest { seq: 99 }).await.unwrap_err();
+    let unknown = client.roll_back(grpc::RollBackRequest { seq: Some(99) }).await.unwrap_err();
     assert_eq!(unknown.code(), tonic::Code::NotFound);
+    let unnamed = client.roll_back(grpc::RollBackRequest::default()).await.unwrap_err();
+    assert_eq!(unnamed.code(), tonic::Code::InvalidArgument, "0 is a transaction");
+    for (resync, on_failure, field) in [(9999, 0, "resync"), (0, 9999, "on_failure")] {
+        let request = TransactionRequest { resync, on_failure, ..Default::default() };
+        let refused = client.commit(request).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+        assert!(refused.message().contains(&format!("{field}: 9999")), "{refused}");
+    }
     let bad = TransactionRequest {
         set: [("thing/x".to_owned(), "{".to_owned())].into(),
         ..Default::default()
