@@ -14,11 +14,12 @@
 //! an unmet any-of edge waits under each of its prefixes, a met one under none.
 
 mod circles;
+mod claims;
 mod edges;
 mod ready;
 mod veil;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -179,6 +180,8 @@ pub(crate) struct Graph {
     trial: Option<Trial>,
     /// The descriptors whose values cannot be seen.
     veil: Option<Veil>,
+    /// Keys that belong to one value and follow from other bases too: these bases.
+    claims: BTreeMap<Key, BTreeSet<Key>>,
 }
 
 struct Trial {
@@ -448,6 +451,7 @@ impl Graph {
         if self.trial.is_some() {
             return;
         }
+        self.forget_claims();
         for id in std::mem::take(&mut self.hollow) {
             let slot = &self.slots[id.index()];
             let hollow = slot.node.is_none() && slot.sources.is_empty();

@@ -237,6 +237,7 @@ impl Refresh<'_> {
                 self.findings
                     .warnings
                     .push(format!("{derived_key}, derived from {key}, is a value of its own"));
+                self.graph.claim(&derived_key, &key);
                 continue;
             }
             let reader = self.registry.for_key(&derived_key).filter(|_| !property);

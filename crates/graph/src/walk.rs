@@ -213,6 +213,8 @@ pub(crate) struct Walk {
     parts: Vec<PlannedPart>,
     errors: Vec<KeyError>,
     failed: Vec<(KeyId, u32)>,
+    /// Bases from which a deleted key follows too.
+    claimants: Vec<KeyId>,
     warnings: Vec<String>,
     /// The number of frames that restore values they deleted: they are not interrupted.
     mending: usize,
@@ -259,6 +261,7 @@ impl Walk {
             errors: Vec::new(),
             failed: Vec::new(),
             warnings: Vec::new(),
+            claimants: Vec::new(),
             mending: 0,
             offers: None,
             derivations: Arc::default(),

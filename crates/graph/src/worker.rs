@@ -34,7 +34,7 @@ use crate::log::TransactionLog;
 use crate::record::TransactionRecord;
 use crate::registry::{self, DescriptorId, Registry};
 use crate::state::{Operation, ValueState};
-use crate::transaction::{self, Transaction, TransactionType};
+use crate::transaction::{self, Resync, Transaction, TransactionType};
 use crate::value::Value;
 
 /// The worker's share of the options.
@@ -283,12 +283,14 @@ impl Service {
 
     /// Why a transaction cannot be executed on the graph as it is.
     fn refused(&self, transaction: &Transaction) -> Option<Error> {
-        let graph = &self.inside.lock().graph;
-        transaction.keys().find_map(|key| {
+        let shared = self.inside.lock();
+        let graph = &shared.graph;
+        let known = transaction.keys().find_map(|key| {
             let base = graph.find(key)?.1.base?;
-            let (key, base) = (key.clone(), graph.key(base).clone());
-            Some(transaction::Error::DerivedKey { key, base }.into())
-        })
+            Some((key.clone(), graph.key(base).clone()))
+        });
+        let (key, base) = known.or_else(|| contradiction(&shared.registry, transaction))?;
+        Some(transaction::Error::DerivedKey { key, base }.into())
     }
 
     async fn retry(&mut self, retry: ScheduledRetry) {
@@ -371,6 +373,24 @@ impl Service {
     fn now(&self) -> Timestamp {
         self.inside.clock.now()
     }
+}
+
+/// A key that a transaction sets although it follows from another value of the transaction, and that
+/// value. A resync is exempt: it restores values of which each was accepted by itself.
+fn contradiction(registry: &Registry, transaction: &Transaction) -> Option<(Key, Key)> {
+    let values = &transaction.values;
+    if values.len() < 2 || transaction.resync != Resync::NotResync {
+        return None;
+    }
+    let is_set = |key: &Key| values.get(key).is_some_and(|wanted| wanted.value.is_some());
+    values.iter().find_map(|(base, wanted)| {
+        let value = wanted.value.as_ref()?;
+        let descriptor = registry.get(registry.for_key(base)?);
+        let read = descriptor.read(value);
+        let derived = descriptor.derived(base, read.as_ref().unwrap_or(value));
+        let key = derived.into_iter().map(|one| one.key).find(|key| is_set(key))?;
+        Some((key, base.clone()))
+    })
 }
 
 /// Refuses a new descriptor for keys whose values another descriptor has applied.

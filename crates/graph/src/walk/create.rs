@@ -387,6 +387,17 @@ impl Walk {
         list
     }
 
+    /// Whether a key that follows from a base is another value, or becomes one in this transaction.
+    fn is_taken(&self, graph: &Graph, id: KeyId, base: KeyId) -> bool {
+        let free = |node: &Node| {
+            let deleted = node.state == ValueState::Removed && node.value.is_none();
+            node.base == Some(base) || node.base.is_none() && deleted
+        };
+        let coming = self.list.place(id).and_then(|place| self.list.items().get(place));
+        coming.is_some_and(|item| item.value.is_some())
+            || graph.node(id).is_some_and(|node| !free(node))
+    }
+
     /// The derived values of a value, in key order.
     pub(super) fn derived_of(&mut self, graph: &mut Graph, id: KeyId) -> Vec<Child> {
         let Some(node) = graph.node(id).filter(|node| node.base.is_none()) else {
@@ -411,10 +422,10 @@ impl Walk {
         for (Derived { key: derived_key, value, property }, derived_id) in
             derived.into_iter().zip(ids)
         {
-            let taken = graph.node(derived_id).is_some_and(|node| node.base != Some(id));
-            if taken {
+            if self.is_taken(graph, derived_id, id) {
                 self.warnings
                     .push(format!("{derived_key}, derived from {key}, is a value of its own"));
+                graph.claim(&derived_key, &key);
                 continue;
             }
             let reader = self.settings.registry.for_key(&derived_key).filter(|_| !property);

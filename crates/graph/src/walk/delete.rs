@@ -143,6 +143,7 @@ impl Walk {
 
     /// Removes a deleted value: a derived one at once, a base once the transaction has ended.
     fn leave(&mut self, graph: &mut Graph, id: KeyId) {
+        self.claimants.extend(graph.claimants(id));
         if graph.node(id).is_some_and(|node| node.base.is_some()) {
             graph.remove(id);
         } else {

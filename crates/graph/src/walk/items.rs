@@ -101,6 +101,9 @@ impl Walk {
                         return Some(Ok(self.apply_item(graph, item)));
                     }
                 }
+                if let Some(applied) = self.next_claimant(graph) {
+                    return Some(Ok(applied));
+                }
                 self.mend = self.bereft(graph);
                 if self.mend.is_empty() {
                     return None;
@@ -119,10 +122,27 @@ impl Walk {
                 if let Some(applied) = self.mend_next(graph) {
                     return Some(Ok(applied));
                 }
-                let previous = self.reached.pop()?;
-                Some(Ok(self.take_back(graph, previous)))
+                match self.reached.pop() {
+                    Some(previous) => Some(Ok(self.take_back(graph, previous))),
+                    None => self.next_claimant(graph).map(Ok),
+                }
             }
         }
+    }
+
+    /// Creates the derived values of a base that became free when their owner was deleted.
+    fn next_claimant(&mut self, graph: &mut Graph) -> Option<Applied> {
+        while let Some(id) = self.claimants.pop() {
+            let wanted = graph.node(id).is_some_and(|node| {
+                node.available && node.base.is_none() && node.last.requested.is_some()
+            });
+            if wanted && !self.failed_already(graph, id) {
+                let how = self.dependent(graph, id);
+                let whole = self.make_whole(graph, id, HashSet::default(), how);
+                return Some(Applied::Later(whole));
+            }
+        }
+        None
     }
 
     fn mend_next(&mut self, graph: &mut Graph) -> Option<Applied> {
@@ -224,6 +244,11 @@ impl Walk {
             }
             None => (None, None, None, None, None),
         };
+        // A base took the key over when the value was deleted: it gives it back.
+        if let Some(base) = graph.node(id).and_then(|node| node.base) {
+            graph.write(id).base = None;
+            graph.prune_derived(base);
+        }
         if let Some(node) = graph.node(id) {
             let retry = self.settings.retry.or(retry);
             let same = node.last.retry == retry && node.labels == labels;

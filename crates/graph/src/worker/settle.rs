@@ -166,6 +166,7 @@ impl Service {
             touched.dedup();
             if self.journal.is_some() {
                 changes = desires(graph, &touched);
+                changes.extend(taken_over(graph, &record));
                 parts = doubts(graph, registry, &touched, &mut self.doubted);
             }
             history.revise(graph, &touched, record.seq, record.stop);
@@ -257,6 +258,13 @@ fn desires(graph: &Graph, touched: &[KeyId]) -> Vec<(Key, Option<Desired>)> {
     let bases =
         touched.iter().copied().filter(|id| graph.node(*id).is_none_or(|node| node.base.is_none()));
     bases.map(|id| (graph.key(id).clone(), desire(graph, id))).collect()
+}
+
+/// The values that a transaction deleted and whose keys now follow from a base.
+fn taken_over(graph: &Graph, record: &TransactionRecord) -> Vec<(Key, Option<Desired>)> {
+    let deleted = record.values.iter().filter(|input| input.value.is_none());
+    let derived = |key: &Key| graph.find(key).is_some_and(|(_, node)| node.base.is_some());
+    deleted.filter(|input| derived(&input.key)).map(|input| (input.key.clone(), None)).collect()
 }
 
 fn all_desires(graph: &Graph) -> BTreeMap<Key, Desired> {

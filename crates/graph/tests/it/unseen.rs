@@ -361,3 +361,25 @@ async fn derived_values_that_become_visible_again_are_left_alone() {
     assert_eq!(shelves.take_calls("a"), ["delete a/tap"]);
     run.end().await;
 }
+
+#[tokio::test]
+async fn a_key_taken_over_by_a_base_stays_with_it_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("journal");
+    let clock = ManualClock::new("2026-01-01T00:00:00Z".parse().unwrap());
+    let shelves = Shelves::default();
+    let run = Run::start(&shelves, &path, &clock);
+    run.engine.commit(set("a/1", &[])).await.unwrap();
+    run.engine.commit(set("b/2/a/1", &[])).await.unwrap();
+    run.engine.commit(set("b/2", &["derive a/1"])).await.unwrap();
+    run.engine.commit(Transaction::new().delete("b/2/a/1")).await.unwrap();
+    let calls = ["create b/2/a/1", "create b/2", "delete b/2/a/1", "create b/2/a/1"];
+    assert_eq!(shelves.take_calls("b"), calls);
+    run.end().await;
+    let run = Run::start(&shelves, &path, &clock);
+    run.engine.barrier().await.unwrap();
+    assert_eq!(shelves.take_calls("b"), [""; 0]);
+    run.engine.commit(Transaction::new().delete("b/2")).await.unwrap();
+    assert_eq!(shelves.keys("b"), [""; 0]);
+    run.end().await;
+}
