@@ -36,7 +36,7 @@ use crate::location::Settings;
 use crate::memory::check_size;
 use crate::object::{Body, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Error, Objects, Scope, Write};
-use crate::seal::{KeyError, KeyState, Sealer};
+use crate::seal::{KeyError, KeyState, Sealer, is_data_keys};
 use crate::snapshot::{Medium, Snapshot};
 use mainstay_clock::Clock;
 
@@ -298,9 +298,12 @@ fn ticks() -> Resource {
     Resource::new(INTERNAL, "ticks")
 }
 
-/// The first few values of a list that are damaged, and how many more there are.
+/// The first few values of a list that are damaged, and how many more there are. Data keys come
+/// first: values under a damaged one cannot be read for that reason.
 fn damage(state: &State) -> Option<String> {
-    let problems: Vec<&str> = state.damaged().map(|(_, problem)| problem).collect();
+    let mut problems: Vec<(&Key, &str)> = state.damaged().collect();
+    problems.sort_by_key(|(key, _)| !is_data_keys(key.resource()));
+    let problems: Vec<&str> = problems.into_iter().map(|(_, problem)| problem).collect();
     let mut what = problems.iter().take(NAMED).copied().collect::<Vec<_>>().join("; ");
     if problems.len() > NAMED {
         what.push_str(&format!("; and {} more", problems.len() - NAMED));

@@ -136,7 +136,10 @@ impl Snapshot {
     #[must_use]
     pub fn has_retired_keys_only(&self) -> bool {
         let keys = data_keys_of(self);
-        !keys.is_empty() && keys.iter().all(|key| key.state == KeyState::Retired)
+        // A key whose record is damaged may be in use.
+        let names_key = format!("{} ", data_keys());
+        let damaged = self.damaged.iter().any(|problem| problem.starts_with(&names_key));
+        !damaged && !keys.is_empty() && keys.iter().all(|key| key.state == KeyState::Retired)
     }
 }
 

@@ -6,6 +6,7 @@ use imbl::{OrdMap, OrdSet, Vector};
 
 use crate::object::{Action, Entry, Event, Key, Record, Resource, Revision};
 use crate::objects::{At, Change, Error, Write};
+use crate::seal::is_data_keys;
 use crate::snapshot::Snapshot;
 
 use super::Collection;
@@ -267,11 +268,15 @@ impl State {
         }
     }
 
-    /// Everything but the objects whose stored value is damaged.
+    /// Everything but the objects whose stored value is damaged. A data key stays as it was last
+    /// read, because the server goes on with that.
     pub(crate) fn readable(&self) -> Snapshot {
         let mut snapshot = self.snapshot();
         for (key, problem) in &self.damaged {
             snapshot.damaged.push(problem.to_string());
+            if is_data_keys(key.resource()) {
+                continue;
+            }
             let of = snapshot.collections.iter_mut().find(|(it, _)| it == key.resource());
             if let Some((_, collection)) = of {
                 collection.objects.remove(key.path());

@@ -483,7 +483,16 @@ fn a_forged_state_of_a_data_key_is_not_taken_over() {
         assert!(reason.contains("changed by another program"), "{reason}");
         store.write(create(&name(7), SECRET)).await.unwrap();
         assert_eq!(readable(cluster, &address), [""; 0], "values are still encrypted");
-        assert!(refusal(&address, &[&right]).await.contains("changed by another program"));
+        let kept = store.readable().await.unwrap();
+        let shown = Stats::of(&kept, &store.medium()).with_values_left(&kept, 3);
+        let state = shown.encryption.map(|encryption| encryption.state);
+        assert_eq!(state, Some(EncryptionState::Complete), "the state that the server keeps");
+        assert!(!kept.has_retired_keys_only());
+        assert!(shown.damaged.len() == 1 && shown.damaged[0].contains(key.name()));
+        let refused = refusal(&address, &[&right]).await;
+        let first = refused.split_once("are damaged: ").unwrap().1;
+        assert!(first.starts_with("datakeys.internal.mainstay.dev"), "{refused}");
+        assert!(first.contains("changed by another program"), "{refused}");
         cluster.put(&path, &sound);
         store.ready().await.unwrap();
         store.close().await;
