@@ -15,6 +15,7 @@ mod fold;
 mod observe;
 pub(crate) mod policy;
 mod redact;
+mod secret;
 pub(crate) mod sink;
 #[cfg(test)]
 mod tests;
@@ -166,7 +167,7 @@ pub(crate) struct Around {
     pub(crate) clock: Arc<dyn Clock>,
 }
 
-/// One line to be.
+/// One line to be. Every text of it is written by way of [`secret::hidden`].
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Entry {
@@ -174,30 +175,31 @@ pub(crate) struct Entry {
     #[serde(rename = "auditID", serialize_with = "as_text", skip_serializing_if = "is_empty")]
     pub(crate) audit_id: HeaderValue,
     /// Which of two lines about a request this is; empty if there is one line only.
-    #[serde(skip_serializing_if = "str::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "str::is_empty")]
     pub(crate) stage: &'static str,
+    #[serde(serialize_with = "hidden")]
     pub(crate) user: Arc<str>,
     /// As whom they acted, if it was somebody else.
-    #[serde(serialize_with = "as_user", skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "hidden_if_any", skip_serializing_if = "Option::is_none")]
     pub(crate) impersonated_user: Option<Arc<str>>,
-    #[serde(skip_serializing_if = "str::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "str::is_empty")]
     pub(crate) role: &'static str,
     /// The account of another dialect.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "String::is_empty")]
     pub(crate) account: String,
     /// The user that a refused login named.
-    #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "String::is_empty")]
     pub(crate) claimed_user: String,
     pub(crate) surface: Surface,
-    #[serde(skip_serializing_if = "str::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "str::is_empty")]
     pub(crate) verb: &'static str,
-    #[serde(serialize_with = "without_secrets")]
+    #[serde(serialize_with = "hidden")]
     pub(crate) resource: String,
-    #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "String::is_empty")]
     pub(crate) subresource: String,
-    #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "String::is_empty")]
     pub(crate) namespace: String,
-    #[serde(serialize_with = "without_secrets", skip_serializing_if = "String::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "String::is_empty")]
     pub(crate) name: String,
     #[serde(
         rename = "requestURI",
@@ -211,7 +213,7 @@ pub(crate) struct Entry {
     pub(crate) outcome: Option<Outcome>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) code: Option<u16>,
-    #[serde(skip_serializing_if = "str::is_empty")]
+    #[serde(serialize_with = "hidden", skip_serializing_if = "str::is_empty")]
     pub(crate) reason: &'static str,
     #[serde(serialize_with = "as_millis", skip_serializing_if = "Option::is_none")]
     pub(crate) latency_ms: Option<Duration>,
@@ -229,7 +231,7 @@ pub(crate) struct Entry {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) request: Option<serde_json::Value>,
     /// Why there is none.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(serialize_with = "hidden_if_any", skip_serializing_if = "Option::is_none")]
     pub(crate) request_omitted: Option<String>,
 }
 
@@ -242,7 +244,7 @@ fn is_zero(count: &u64) -> bool {
 }
 
 fn as_text<S: serde::Serializer>(value: &HeaderValue, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(value.to_str().unwrap_or_default())
+    hidden(value.to_str().unwrap_or_default(), serializer)
 }
 
 fn as_agent<S: serde::Serializer>(
@@ -251,18 +253,21 @@ fn as_agent<S: serde::Serializer>(
 ) -> Result<S::Ok, S::Error> {
     let text = value.as_ref().map(|value| String::from_utf8_lossy(value.as_bytes()));
     let text: String = text.unwrap_or_default().chars().take(256).collect();
-    serializer.serialize_str(&redact::text(&text))
+    hidden(&text, serializer)
 }
 
-fn without_secrets<S: serde::Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&redact::path(text))
-}
-
-fn as_user<S: serde::Serializer>(
-    user: &Option<Arc<str>>,
+fn hidden<T: AsRef<str> + ?Sized, S: serde::Serializer>(
+    text: &T,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&redact::text(user.as_deref().unwrap_or_default()))
+    serializer.serialize_str(&secret::hidden(text.as_ref()))
+}
+
+fn hidden_if_any<T: AsRef<str>, S: serde::Serializer>(
+    text: &Option<T>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    hidden(text.as_ref().map_or("", AsRef::as_ref), serializer)
 }
 
 fn as_uri<S: serde::Serializer>(uri: &Option<Uri>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -4,7 +4,7 @@
 //! and two that read one stream differently are how requests are smuggled past it. So the bytes of a
 //! connection pass through here first: [`Heads`] follows heads and bodies and turns a bare LF in a
 //! head into NUL, which the parser answers with 400. Heads that leave it open where their body ends
-//! (two lengths, or a length beside `chunked`, or another encoding) are refused in the same way, and
+//! (more than one length, or a length beside `chunked`, or another encoding) are refused in the same way, and
 //! so are chunks without a size.
 //!
 //! A head costs one search for LF a line; a body with a length is stepped over.
@@ -180,9 +180,9 @@ impl Heads {
             let digits = line[LENGTH.len()..].trim_ascii();
             let length = std::str::from_utf8(digits).ok().filter(|text| !text.starts_with('+'));
             let length = length.and_then(|text| text.parse().ok());
-            let same = framing.length.is_none() || framing.length == length;
+            let first = framing.length.is_none();
             framing.length = length;
-            return length.is_some() && same;
+            return length.is_some() && first;
         }
         if field(line, ENCODING) {
             let encoding = line[ENCODING.len()..].trim_ascii();
@@ -231,7 +231,7 @@ mod tests {
             ("GET / HTTP/1.1\r\nhost: x\r\n\r\n", true),
             ("\r\nGET / HTTP/1.1\r\nhost: x\r\n\r\n", true),
             ("POST / HTTP/1.1\r\ncontent-length: 3\r\n\r\n\n\n\n", true),
-            ("POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", true),
+            ("POST / HTTP/1.1\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc", false),
             (
                 "POST / HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n2;x=\"y\"\r\n\n\n\r\n0\r\na: b\r\n\r\n",
                 true,

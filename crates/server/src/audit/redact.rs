@@ -5,11 +5,14 @@
 //! the whole value is hidden.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-use crate::path::percent_decode;
-use crate::tokens;
+use super::secret::{
+    Colons, MOST_NESTED, decoded, hidden, inline, is_secret, names_secret, plain_shows,
+    shows_secret,
+};
 
 /// Stands in the place of a secret.
 pub(crate) const REDACTED: &str = "REDACTED";
@@ -17,122 +20,21 @@ pub(crate) const REDACTED: &str = "REDACTED";
 /// The longest address of a request that a line shows, in bytes.
 const LONGEST_URI: usize = 2048;
 
-/// Words that make the name of a field or parameter that of a secret.
-const SECRET_WORDS: [&str; 10] = [
-    "token",
-    "password",
-    "passwd",
-    "pwd",
-    "apikey",
-    "passphrase",
-    "secret",
-    "authorization",
-    "credential",
-    "signature",
-];
+/// The shortest value that is hidden wherever else in a body it stands.
+const SHORTEST_REPEATED: usize = 4;
 
-/// Names that are secret as a whole.
-const SECRET_NAMES: [&str; 6] = ["key", "privatekey", "csr", "pass", "auth", "bearer"];
-
-fn is_secret(name: &str) -> bool {
-    let name = name.to_ascii_lowercase().replace(['-', '_'], "");
-    SECRET_WORDS.iter().any(|word| name.contains(word)) || SECRET_NAMES.contains(&name.as_str())
-}
-
-/// How often a text may be percent-encoded; beyond that its value is hidden.
-const MOST_ENCODED: usize = 6;
-
-/// A text without percent-encoding, however often it was encoded; `None` if that is too often, or if
-/// the bytes are not UTF-8.
-fn decoded(text: &str) -> Option<Cow<'_, str>> {
-    let mut plain = Cow::Borrowed(text);
-    for _ in 0..MOST_ENCODED {
-        if !plain.contains(['%', '+']) {
-            return Some(plain);
-        }
-        let next = percent_decode(&plain, true)?.into_owned();
-        if next == plain {
-            return Some(plain);
-        }
-        plain = Cow::Owned(next);
-    }
-    None
-}
-
-/// Whether a parameter holds a secret, however its name is encoded.
-fn names_secret(name: &str) -> bool {
-    decoded(name).is_none_or(|name| is_secret(&name))
-}
-
-/// Whether a value shows a secret once it is decoded: a token, a password in an address, or the name
-/// of a secret before one of the signs `assign` (`a=b;password=x`, `{"password": "x"}`).
-fn shows_secret(value: &str, assign: &[char]) -> bool {
-    let Some(plain) = decoded(value) else { return true };
-    if matches!(text(&plain), Cow::Owned(shown) if shown != *plain) {
-        return true;
-    }
-    // Inside a document, quotes may be escaped as often as it is nested.
-    let bare = |name: &str| is_secret(name.trim_matches([' ', '"', '\'', '\\', '\t', '\n', '\r']));
-    plain.split(['&', ';', '?', ',', '{', '}', '[', ']', '\n']).any(|part| {
-        let mut names = part.match_indices(assign).map(|(at, _)| &part[..at]);
-        names.any(bare)
-    })
-}
-
-/// A text without tokens of Mainstay and without the passwords of addresses (`//user:password@host`),
-/// wherever in it they stand.
-pub(crate) fn text(text: &str) -> Cow<'_, str> {
-    if !text.contains(tokens::PREFIX) && !text.contains("//") {
-        return Cow::Borrowed(text);
-    }
-    let mut shown = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find(tokens::PREFIX) {
-        let (before, token) = rest.split_at(at + tokens::PREFIX.len());
-        let in_token = |letter: char| letter.is_ascii_alphanumeric() || "-_".contains(letter);
-        let end = token.find(|letter| !in_token(letter)).unwrap_or(token.len());
-        shown.push_str(before);
-        shown.push_str(if end < tokens::SHORTEST { &token[..end] } else { REDACTED });
-        rest = &token[end..];
-    }
-    shown.push_str(rest);
-    Cow::Owned(without_passwords(&shown))
-}
-
-fn without_passwords(text: &str) -> String {
-    let mut parts = text.split("//");
-    let mut shown = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        shown.push_str("//");
-        let (authority, rest) = part.split_at(part.find(['/', '?', '&']).unwrap_or(part.len()));
-        match authority.rsplit_once('@').map(|(login, host)| (login.split_once(':'), host)) {
-            Some((Some((user, _)), host)) => {
-                shown.extend([user, ":", REDACTED, "@", host, rest]);
-            }
-            _ => shown.push_str(part),
-        }
-    }
-    shown
-}
-
-/// A path or a part of one, without the segments that show a secret.
-pub(crate) fn path(path: &str) -> Cow<'_, str> {
-    // Most have none of these signs.
-    if !path.contains(['%', '=', '+']) {
-        return text(path);
-    }
-    let shown = path.split('/').map(shown_segment).collect::<Vec<_>>().join("/");
-    Cow::Owned(text(&shown).into_owned())
-}
-
-/// A segment of a path. A colon assigns nothing there: it separates scopes from names.
-fn shown_segment(segment: &str) -> &str {
-    if shows_secret(&text(segment), &['=']) { REDACTED } else { segment }
+/// A path without the segments that show a secret.
+fn path(path: &str) -> String {
+    let segment = |segment| match shows_secret(&inline(segment), Colons::Spaced) {
+        true => REDACTED,
+        false => segment,
+    };
+    path.split('/').map(segment).collect::<Vec<_>>().join("/")
 }
 
 /// The path and query of a request, without tokens and without the values of secret parameters.
 pub(crate) fn uri(path: &str, query: Option<&str>) -> String {
-    let mut shown = self::path(path).into_owned();
+    let mut shown = self::path(path);
     if let Some(query) = query {
         shown.push('?');
         // Some servers and clients take a semicolon for an ampersand.
@@ -142,7 +44,7 @@ pub(crate) fn uri(path: &str, query: Option<&str>) -> String {
             shown.push_str(separator);
         }
     }
-    let mut text = text(&shown).into_owned();
+    let mut text = inline(&shown).into_owned();
     if text.len() > LONGEST_URI {
         let end = (0..=LONGEST_URI).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         text.truncate(end);
@@ -153,11 +55,11 @@ pub(crate) fn uri(path: &str, query: Option<&str>) -> String {
 
 fn push_pair(shown: &mut String, pair: &str) {
     match pair.split_once('=') {
-        Some((name, value)) if names_secret(name) || shows_secret(&text(value), &['=', ':']) => {
+        Some((name, value)) if names_secret(name) || shows_secret(&inline(value), Colons::All) => {
             shown.extend([name, "=", REDACTED]);
         }
         // `password%3Dx` is a parameter with a value for those that decode first.
-        None if shows_secret(pair, &['=', ':']) => shown.push_str(REDACTED),
+        None if shows_secret(&inline(pair), Colons::All) => shown.push_str(REDACTED),
         _ => shown.push_str(pair),
     }
 }
@@ -175,59 +77,107 @@ pub(crate) fn body(bytes: &[u8], limit: usize, secrets: bool) -> Result<Value, S
     let mut value = parsed
         .filter(|value| value.is_object() || value.is_array())
         .ok_or_else(|| "neither JSON nor YAML".to_owned())?;
-    redact(&mut value);
+    let mut found = Found::new();
+    redact(&mut value, MOST_NESTED, &mut found);
     if secrets {
-        hide_content(&mut value);
+        hide_content(&mut value, &mut found);
+    }
+    if !found.is_empty() {
+        hide_repeated(&mut value, &found);
     }
     Ok(value)
 }
 
-fn hide_content(value: &mut Value) {
+/// The values that were hidden.
+type Found = BTreeSet<String>;
+
+/// Hides a secret also where its name does not stand beside it: an anchor of YAML, used twice.
+fn hide_repeated(value: &mut Value, found: &Found) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(|value| hide_repeated(value, found));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|value| hide_repeated(value, found)),
+        Value::String(text) if found.contains(text) => *value = Value::from(REDACTED),
+        Value::Number(number) if found.contains(&number.to_string()) => {
+            *value = Value::from(REDACTED);
+        }
+        _ => {}
+    }
+}
+
+fn hide_content(value: &mut Value, found: &mut Found) {
     match value {
         Value::Object(fields) => {
             for (name, value) in fields.iter_mut() {
                 if !matches!(name.as_str(), "apiVersion" | "kind" | "metadata" | "type") {
-                    hide(value);
+                    hide(value, found);
                 }
             }
         }
         Value::Array(steps) => {
             let steps = steps.iter_mut().filter_map(|step| step.get_mut("value"));
-            steps.for_each(hide);
+            steps.for_each(|value| hide(value, found));
         }
         _ => {}
     }
 }
 
-fn redact(value: &mut Value) {
+/// Hides secrets in a document; `depth` is how deep documents may still lie in its texts.
+fn redact(value: &mut Value, depth: usize, found: &mut Found) {
     match value {
-        Value::Object(fields) => redact_object(fields),
-        Value::Array(items) => items.iter_mut().for_each(redact),
-        Value::String(found) => {
-            if let Cow::Owned(shown) = text(found) {
-                *found = shown;
-            }
-            redact_document(found);
-        }
+        Value::Object(fields) => redact_object(fields, depth, found),
+        Value::Array(items) => redact_array(items, depth, found),
+        Value::String(text) => redact_text(text, depth, found),
         _ => {}
     }
 }
 
-/// Hides secrets in a text that is itself a JSON document.
-fn redact_document(found: &mut String) {
-    if !found.trim_start().starts_with(['{', '[']) {
+fn redact_array(items: &mut [Value], depth: usize, found: &mut Found) {
+    let mut flag = false;
+    for item in items {
+        // The words of a command: `--password`, and the value behind it.
+        let next = item.as_str().is_some_and(|word| word.starts_with('-') && is_secret(word));
+        match flag {
+            true => hide(item, found),
+            false => redact(item, depth, found),
+        }
+        flag = next;
+    }
+}
+
+fn redact_text(text: &mut String, depth: usize, found: &mut Found) {
+    if let Some(shown) = redact_document(text, depth, found) {
+        *text = shown;
         return;
     }
-    if let Ok(before) = serde_json::from_str::<Value>(found) {
-        let mut after = before.clone();
-        redact(&mut after);
-        if after != before {
-            *found = after.to_string();
-        }
+    if let Cow::Owned(shown) = inline(text) {
+        *text = shown;
+    }
+    let plain = decoded(text);
+    if plain.is_none_or(|plain| plain_shows(&plain, Colons::Spaced)) {
+        REDACTED.clone_into(text);
     }
 }
 
-fn redact_object(fields: &mut Map<String, Value>) {
+/// A text that is itself a JSON document, without its secrets; `None` if there are none.
+fn redact_document(text: &str, depth: usize, found: &mut Found) -> Option<String> {
+    if !text.trim_start_matches('\u{feff}').trim_start().starts_with(['{', '[', '"']) {
+        return None;
+    }
+    let before = serde_json::from_str::<Value>(text.trim_start_matches('\u{feff}')).ok()?;
+    let Some(depth) = depth.checked_sub(1) else { return Some(REDACTED.to_owned()) };
+    let mut after = before.clone();
+    redact(&mut after, depth, found);
+    (after != before).then(|| after.to_string())
+}
+
+/// Whether a text is a JSON document with a secret in it.
+pub(super) fn document_shows(text: &str, depth: usize) -> bool {
+    redact_document(text, depth, &mut Found::new()).is_some()
+}
+
+fn redact_object(fields: &mut Map<String, Value>, depth: usize, found: &mut Found) {
     let kept_secret = fields.get("kind").is_some_and(|kind| kind == "Secret");
     // The environment of a process: `{name: PASSWORD, value: …}`; a JSON patch: `{path: …, value: …}`.
     let names_secret = ["name", "path", "key"]
@@ -240,19 +190,37 @@ fn redact_object(fields: &mut Map<String, Value>) {
             // `kubectl apply` repeats the whole object in an annotation.
             || name == "kubectl.kubernetes.io/last-applied-configuration";
         match whole {
-            true => hide(value),
-            false => redact(value),
+            true => hide(value, found),
+            false => redact(value, depth, found),
+        }
+    }
+    hide_names(fields);
+}
+
+/// Hides values, but not the names of fields: which key of a Secret changed is worth knowing.
+fn hide(value: &mut Value, found: &mut Found) {
+    match value {
+        Value::Object(fields) => {
+            hide_names(fields);
+            fields.values_mut().for_each(|value| hide(value, found));
+        }
+        Value::Array(items) => items.iter_mut().for_each(|value| hide(value, found)),
+        Value::Null => {}
+        other => {
+            let text = other.as_str().map_or_else(|| other.to_string(), str::to_owned);
+            if text.len() >= SHORTEST_REPEATED && other.as_bool().is_none() && text != REDACTED {
+                found.insert(text);
+            }
+            *other = Value::from(REDACTED);
         }
     }
 }
 
-/// Hides values, but not the names of fields: which key of a Secret changed is worth knowing.
-fn hide(value: &mut Value) {
-    match value {
-        Value::Object(fields) => fields.values_mut().for_each(hide),
-        Value::Array(items) => items.iter_mut().for_each(hide),
-        Value::Null => {}
-        other => *other = Value::from(REDACTED),
+/// Hides tokens that are the names of fields.
+fn hide_names(fields: &mut Map<String, Value>) {
+    if fields.keys().any(|name| hidden(name) != *name) {
+        let shown = std::mem::take(fields).into_iter();
+        *fields = shown.map(|(name, value)| (hidden(&name).into_owned(), value)).collect();
     }
 }
 
@@ -295,10 +263,57 @@ mod tests {
             ("/x/https%3A%2F%2Fu%3Ap%40h/y", None, "/x/REDACTED/y"),
             ("/dids/scope/key:value%20a", None, "/dids/scope/key:value%20a"),
             ("/rses/tier=1&password=x", None, "/rses/REDACTED"),
+            ("/x/q=%7B%22password%22%3A%22s%22%7D", None, "/x/REDACTED"),
+            ("/x/user%5Bpassword%5D=s", None, "/x/REDACTED"),
+            ("/x/user%5Bpass%5D=s/secrets/y", None, "/x/REDACTED/secrets/y"),
+            ("/x/q=password%3A%20s", None, "/x/REDACTED"),
+            ("/a", Some("user[pass]=s"), "/a?user[pass]=REDACTED"),
+            ("/a", Some("q=[{\"name\":\"password\",\"value\":\"s\"}]"), "/a?q=REDACTED"),
+            ("/a", Some("q=[{name:password,value:s"), "/a?q=REDACTED"),
+            ("/a", Some("q={\"pass\\u0077ord\":\"s\"}"), "/a?q=REDACTED"),
+            ("/a", Some("labelSelector=password%20in%20(s)"), "/a?labelSelector=REDACTED"),
+            ("/a", Some("labelSelector=a,token+notin+(s)"), "/a?labelSelector=REDACTED"),
+            ("/a", Some("labelSelector=app%20in%20(s)"), "/a?labelSelector=app%20in%20(s)"),
+            ("/a", Some("u=https://bob:a/s@host/"), "/a?u=https://bob:REDACTED@host/"),
+            ("/a", Some("u=https%3A%2F%2Fbob%3Aa%2Fs%40host"), "/a?u=REDACTED"),
+            ("/a", Some("u=https://host:8443/a@b"), "/a?u=https://host:8443/a@b"),
+            ("/a", Some("x=Zk3vQ9sXb7TgLm2RwYp5Hc8Nd1Jf6Ku4Ae0Bi-So_Dq"), "/a?x=REDACTED"),
+            ("/a", Some("q=Bearer%20s"), "/a?q=REDACTED"),
         ] {
             assert_eq!(uri(path, query), shown);
         }
         assert!(uri(&"x".repeat(1 << 20), None).len() < 3000);
+    }
+
+    #[test]
+    fn secrets_are_hidden_in_any_text_and_other_texts_are_shown() {
+        for text in [
+            "password=s",
+            "{\"password\":\"s\"}",
+            "q={\"password\":\"s\"}",
+            "user[password]=s",
+            "q=password: s",
+            "q=Authorization: Basic s",
+            "Authorization: Bearer s",
+            "https://h/?token=s",
+            "x --password=s",
+            "-----BEGIN PRIVATE KEY-----\ns",
+        ] {
+            assert_eq!(hidden(text), REDACTED, "{text}");
+        }
+        let token = "Zk3vQ9sXb7TgLm2RwYp5Hc8Nd1Jf6Ku4Ae0Bi-So_Dq";
+        assert_eq!(hidden(&format!("curl mst_{token}.")), "curl mst_REDACTED.");
+        assert_eq!(hidden(&format!("mst-{token}")), REDACTED);
+        for text in [
+            "system:serviceaccount:external-secrets:token-controller",
+            "kubectl/v1.30.1 (linux/amd64) kubernetes/6911225",
+            "secret:name",
+            "data18_13TeV_physics_Main_merge_AOD_f961_m2",
+            "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+            "a+b 100%",
+        ] {
+            assert_eq!(hidden(text), text);
+        }
     }
 
     #[test]
@@ -320,6 +335,14 @@ mod tests {
                 json!({"env": [{"name": "DB_PASSWORD", "value": "x"}, {"name": "A", "value": "1"}]}),
                 json!({"env": [{"name": "DB_PASSWORD", "value": REDACTED}, {"name": "A", "value": "1"}]}),
             ),
+            (
+                json!({"data": {"mst_aaaaaaaaaabbbbbbbbbb": "x"}, "token": {"mst_aaaaaaaaaabbbbbbbbbb": "x"}}),
+                json!({"data": {"mst_REDACTED": "x"}, "token": {"mst_REDACTED": REDACTED}}),
+            ),
+            (
+                json!({"u": "https://h/?token=s", "command": ["x", "--password", "s", "y"]}),
+                json!({"u": REDACTED, "command": ["x", "--password", REDACTED, "y"]}),
+            ),
         ];
         for (sent, shown) in cases {
             assert_eq!(body(sent.to_string().as_bytes(), 1 << 20, false).unwrap(), shown);
@@ -329,6 +352,12 @@ mod tests {
         assert!(!shown.contains("hidden") && shown.contains("user"), "{shown}");
         let yaml = "kind: Secret\nstringData:\n  a: hidden\n";
         assert_eq!(body(yaml.as_bytes(), 100, false).unwrap()["stringData"]["a"], REDACTED);
+        for yaml in ["password: &a hunter2\nx: *a\n", "x: &a hunter2\npassword: {b: [*a]}\n"] {
+            assert_eq!(body(yaml.as_bytes(), 100, false).unwrap()["x"], REDACTED);
+        }
+        let deep = (0..12).fold(json!(["x"]), |inner, _| json!([inner.to_string()]));
+        let shown = body(deep.to_string().as_bytes(), 1 << 20, false).unwrap().to_string();
+        assert!(shown.contains(REDACTED), "documents in documents have a bound: {shown}");
         let patch = json!({"data": {"a": "x"}});
         let shown = body(patch.to_string().as_bytes(), 100, true).unwrap();
         assert_eq!(shown, json!({"data": {"a": REDACTED}}));

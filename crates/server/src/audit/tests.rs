@@ -45,6 +45,54 @@ async fn every_entry_is_a_line_and_is_written_before_the_end() {
     assert_eq!(text.lines().count(), 2);
 }
 
+#[test]
+fn no_field_of_a_line_shows_a_secret() {
+    const FORMS: [&str; 6] = [
+        "mst_hunter2aaaaaaaaaabbbbbbbbbb",
+        "password=hunter2",
+        "{\"password\":\"hunter2\"}",
+        "q=Authorization: Basic hunter2",
+        "https://bob:hunter2@host/",
+        "pass%2577ord%253Dhunter2",
+    ];
+    for form in FORMS {
+        let header = || HeaderValue::from_static(form);
+        let uri = format!("/a/{0}?x={0}", form.replace(['"', ' ', '{', '}'], "%20"));
+        // Every field is named here, so that none is forgotten.
+        let entry = Entry {
+            time: "2026-11-16T00:00:00Z".parse().unwrap(),
+            audit_id: header(),
+            stage: form,
+            user: form.into(),
+            impersonated_user: Some(form.into()),
+            role: form,
+            account: form.to_owned(),
+            claimed_user: form.to_owned(),
+            surface: Surface::Rucio,
+            verb: form,
+            resource: form.to_owned(),
+            subresource: form.to_owned(),
+            namespace: form.to_owned(),
+            name: form.to_owned(),
+            uri: Some(uri.parse().unwrap()),
+            dry_run: true,
+            outcome: Some(Outcome::Denied),
+            code: Some(403),
+            reason: form,
+            latency_ms: Some(Duration::ZERO),
+            remote: Some([127, 0, 0, 1].into()),
+            user_agent: Some(header()),
+            folded: 1,
+            body: Some(serde_json::json!({"a": form, form: ["b"]}).to_string().into()),
+            request: None,
+            request_omitted: Some(form.to_owned()),
+        };
+        let line = String::from_utf8(entry.into_line(1 << 20).unwrap().text).unwrap();
+        assert!(!line.contains("hunter2"), "{form}: {line}");
+        assert!(line.matches("REDACTED").count() >= 18, "every text is shown: {line}");
+    }
+}
+
 #[tokio::test]
 async fn an_answer_waits_until_its_line_is_written() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,6 +3,7 @@
 use http::Version;
 use http::header::HOST;
 use http::request::Parts;
+use http::uri::Authority;
 use mainstay_store::status::{Error, Reason};
 
 use super::OWN_TOKEN;
@@ -26,6 +27,11 @@ pub(super) fn check_head(parts: &Parts, limit: usize) -> Result<(), Error> {
     if parts.version == Version::HTTP_11 && !parts.headers.contains_key(HOST) {
         return Err(Error::bad_request("the request has no host header, which HTTP/1.1 requires"));
     }
+    if parts.headers.get(HOST).is_some_and(|host| !is_host(host.as_bytes())) {
+        return Err(Error::bad_request(
+            "the host header is not a host name or address with an optional port",
+        ));
+    }
     if parts.version != Version::HTTP_2 {
         return Ok(());
     }
@@ -46,4 +52,25 @@ pub(super) fn check_head(parts: &Parts, limit: usize) -> Result<(), Error> {
     }
     let message = format!("the head of the request is too large: the limit is {limit} bytes");
     Err(Error::new(Reason::RequestHeaderFieldsTooLarge, message))
+}
+
+/// Whether a host header names a host: neither a user, nor a path, nor nothing.
+fn is_host(host: &[u8]) -> bool {
+    Authority::try_from(host)
+        .is_ok_and(|host| !host.host().is_empty() && !host.as_str().contains('@'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_a_name_or_address_with_an_optional_port() {
+        for host in ["a", "a.b:80", "127.0.0.1", "[::1]:7443", "a_b"] {
+            assert!(is_host(host.as_bytes()), "{host}");
+        }
+        for host in ["", "a b", "a/b?c", "u:p@x", "@x", ":80", "a#b"] {
+            assert!(!is_host(host.as_bytes()), "{host}");
+        }
+    }
 }

@@ -25,6 +25,11 @@ async fn heads_with_bare_line_ends_or_of_more_than_64_kib_are_refused() {
         "GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\n",
         "POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n",
         "GET /healthz HTTP/1.1\r\nhost: x\r\nhost: y\r\nconnection: close\r\n\r\n",
+        "POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 1\r\nconnection: close\r\n\r\na",
+        "GET /healthz HTTP/1.1\r\nhost: a b\r\nconnection: close\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nhost: a/b?c\r\nconnection: close\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nhost: u:p@x\r\nconnection: close\r\n\r\n",
+        "GET /healthz HTTP/1.1\r\nhost:\r\nconnection: close\r\n\r\n",
         "GET /healthz HTTP/1.1\r\nhost: x\r\nauthorization: a\r\nAuthorization: a\r\nconnection: close\r\n\r\n",
     ];
     for head in wrong {
