@@ -111,9 +111,9 @@ fn a_node_writes_its_own_objects_and_no_others() {
             "metadata": {"name": "disks", "namespace": "mainstay-system"}, "data": {},
         }),
     );
-    // An object of another node is answered as one that does not exist.
+    // An object of another node is answered as one that does not exist; lists need a selector.
     for (line, refusal) in [
-        ("disks provision theirs --format".to_owned(), "not found"),
+        ("disks provision theirs --format".to_owned(), "forbidden"),
         ("delete bd theirs".to_owned(), "not found"),
         (format!("apply -f {more}"), "forbidden"),
         (format!("apply -f {node}"), "forbidden"),
