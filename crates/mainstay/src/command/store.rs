@@ -10,7 +10,8 @@ use mainstay_clock::SystemClock;
 use mainstay_server::Location;
 use mainstay_store::check::{Report, check};
 use mainstay_store::registry::Registry;
-use mainstay_store::sqlite::repair as sqlite_repair;
+use mainstay_store::sqlite::repair::{self as sqlite_repair, Examined};
+use mainstay_store::sqlite::unchanged::is_log_alone;
 use mainstay_store::value::Codec;
 use mainstay_store::{Settings, backup, location};
 use mainstay_terminal::output::{self, Table, cell};
@@ -232,7 +233,7 @@ async fn repair(location: &Location, accept: Option<&str>, codec: Codec) -> Resu
     let Location::Sqlite(path) = location else {
         return Err(Error::usage(format!("{location} is not a file: only SQLite is repaired")));
     };
-    if !path.is_file() {
+    if !path.is_file() && !is_log_alone(path) {
         return Err(Error::usage(format!("there is no database {}", path.display())));
     }
     let (database, word) = (path.clone(), accept.map(str::to_owned));
@@ -267,25 +268,19 @@ async fn repair(location: &Location, accept: Option<&str>, codec: Codec) -> Resu
 
 /// Checks a store that no server uses.
 async fn offline(location: Location, codec: Codec) -> Result<Report, Error> {
-    if let Location::Sqlite(path) = &location
-        && !path.is_file()
-    {
-        return Err(Error::usage(format!("there is no database {}", path.display())));
-    }
     let registry = serve::options(serve::DEFAULT_LISTEN, PathBuf::new())?.registry;
-    let settings = Settings { codec: codec.clone(), inspect: true, ..Settings::default() };
-    let objects = match mainstay_store::open(&location, &settings, SystemClock::new()).await {
-        Err(location::Error::Sqlite(error)) if error.is_damage() => {
-            let Location::Sqlite(path) = location else { return Err(Error::Open(error.into())) };
-            return damaged(path, codec, &registry).await;
+    if let Location::Sqlite(path) = location {
+        if !path.is_file() && !is_log_alone(&path) {
+            return Err(Error::usage(format!("there is no database {}", path.display())));
         }
-        opened => opened?,
-    };
+        return database(path, codec, &registry).await;
+    }
+    let settings = Settings { codec, inspect: true, ..Settings::default() };
+    let objects = mainstay_store::open(&location, &settings, SystemClock::new()).await?;
     let checked = async {
         let mut medium = objects.verify().await?;
         if backup::unfinished(&*objects).await? {
-            medium
-                .push("a restore into it did not finish: run `mainstay restore` again".to_owned());
+            medium.push(UNFINISHED.to_owned());
         }
         Ok(Report { medium, ..check(&objects.readable().await?, &registry) })
     };
@@ -294,13 +289,19 @@ async fn offline(location: Location, codec: Codec) -> Result<Report, Error> {
     report
 }
 
-/// Checks the readable part of a damaged database.
-async fn damaged(path: PathBuf, codec: Codec, registry: &Registry) -> Result<Report, Error> {
+/// The finding that a restore into a store was interrupted.
+const UNFINISHED: &str = "a restore into it did not finish: run `mainstay restore` again";
+
+/// Checks a database, as far as it can be read, without changing a byte of its folder.
+async fn database(path: PathBuf, codec: Codec, registry: &Registry) -> Result<Report, Error> {
     let examine = move || sqlite_repair::examine(&path, &codec);
     let examined = tokio::task::spawn_blocking(examine).await;
     let examined = examined.map_err(|error| Error::negative(error.to_string()))?;
-    let examined = examined.map_err(|error| Error::negative(error.to_string()))?;
-    Ok(Report { medium: examined.findings, ..check(&examined.readable, registry) })
+    let Examined { findings: mut medium, readable } = examined.map_err(location::Error::from)?;
+    if backup::unfinished_in(&readable) {
+        medium.push(UNFINISHED.to_owned());
+    }
+    Ok(Report { medium, ..check(&readable, registry) })
 }
 
 fn stats(answer: &Value) -> String {

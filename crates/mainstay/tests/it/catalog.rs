@@ -1,8 +1,9 @@
 //! The rule catalog of a server when it is lost, exchanged, damaged or full: it is never served by
 //! mistake, and a start that is refused leaves nothing behind.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -44,6 +45,44 @@ fn readyz(server: &TestServer, ready: bool) -> String {
             return text;
         }
         std::thread::yield_now();
+    }
+}
+
+/// Every file of a folder with its content.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), std::fs::read(path).unwrap_or_default())).collect()
+}
+
+#[test]
+fn checks_without_a_server_change_no_byte_of_the_data_folder() {
+    let there = folder();
+    let server = TestServer::start_in(there.path(), &[]);
+    assert_eq!(add_account(&server, "alice").0, 201);
+    server.kill();
+    let intact = files(there.path());
+    for file in ["none", "objects.db", "objects.db-wal", "catalog.db", "catalog.db-wal"] {
+        for empty in [true, false] {
+            let there = folder();
+            let dir = there.path();
+            for (path, bytes) in intact.iter().filter(|(path, _)| path.is_file()) {
+                std::fs::write(dir.join(path.file_name().unwrap()), bytes).unwrap();
+            }
+            let harmed = dir.join(file);
+            if file != "none" {
+                std::fs::remove_file(&harmed).unwrap();
+                if empty {
+                    std::fs::write(&harmed, "").unwrap();
+                }
+            }
+            let before = files(dir);
+            for command in ["check", "repair"] {
+                let done = offline(&["store", command, "--data-dir", dir.to_str().unwrap()]);
+                let said = text_of(&done);
+                assert_eq!(done.status.success(), file == "none", "{command} {file}: {said}");
+                assert!(files(dir) == before, "{command} {file} {empty}: {said}");
+            }
+        }
     }
 }
 

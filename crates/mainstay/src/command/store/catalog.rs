@@ -43,16 +43,27 @@ impl CatalogFile {
         &self.path
     }
 
+    /// Keeps servers away from the file, if there is one.
+    fn lock(&self) -> Result<Option<Lock>, Error> {
+        let locked = self.path.is_file().then(|| Lock::on_file(&self.path));
+        locked.transpose().map_err(negative)
+    }
+
     /// Checks whose catalog this is, then its pages, then its invariants. Returns the findings of the
     /// first of these that finds anything.
     pub(super) async fn verified(&self) -> Result<Vec<String>, Error> {
+        let _lock = self.lock()?;
         let file = self.clone();
-        let wrong = aside(move || file.damage()).await?;
-        if !wrong.is_empty() || !has_content(&self.path) {
+        let check = move || {
+            let copy = Copy::of(&file.path)?;
+            Ok((file.damage(&copy)?, copy))
+        };
+        let (wrong, copy) = aside(check).await?;
+        if !wrong.is_empty() || !has_content(&copy.path()) {
             return Ok(wrong);
         }
-        let failed = |error: mainstay_rules::Error| Error::negative(error.to_string());
-        let address = self.path.display().to_string();
+        let failed = |error: mainstay_rules::Error| copy.negative(error);
+        let address = copy.path().display().to_string();
         let peeked = Catalog::peek(&address).await.map_err(|error| failed(error.into()))?;
         // Tables of an older version stay as they are; their invariants are checked once it is served.
         if !peeked.current {
@@ -65,10 +76,7 @@ impl CatalogFile {
     /// Shows which commits the catalog has lost, or continues without them if `accept` is the word for
     /// that loss.
     pub(super) async fn repair(&self, accept: Option<&str>) -> Result<Repair, Error> {
-        let lock = match self.path.is_file() {
-            true => Some(Lock::on_file(&self.path).map_err(negative)?),
-            false => None,
-        };
+        let lock = self.lock()?;
         let file = self.clone();
         let (wrong, losses) = aside(move || file.losses()).await?;
         if !wrong.is_empty() {
@@ -103,27 +111,29 @@ impl CatalogFile {
 
     /// The damage that cannot be repaired; without any, the commits that are lost.
     fn losses(&self) -> Result<(Vec<String>, opening::Losses), Error> {
-        let wrong = self.damage()?;
+        let copy = Copy::of(&self.path)?;
+        let wrong = self.damage(&copy)?;
         // A catalog of another folder is not repaired, whatever its commits.
-        if wrong.is_empty() || self.foreign()?.is_some() {
+        if wrong.is_empty() || self.foreign(&copy)?.is_some() {
             return Ok((wrong, opening::Losses::default()));
         }
-        match opening::inspect(&self.path) {
+        match opening::inspect(&copy.path()) {
             Ok(losses) if !losses.lines.is_empty() => Ok((Vec::new(), losses)),
             _ => Ok((wrong, opening::Losses::default())),
         }
     }
 
     /// Everything that is wrong with the file. Changes nothing.
-    fn damage(&self) -> Result<Vec<String>, Error> {
+    fn damage(&self, copy: &Copy) -> Result<Vec<String>, Error> {
         if !has_content(&self.path) && self.given {
             let path = self.path.display();
             return Err(Error::usage(format!("there is no rule catalog {path}")));
         }
-        if let Some(refusal) = self.foreign()? {
+        if let Some(refusal) = self.foreign(copy)? {
             return Ok(vec![refusal]);
         }
-        let wrong = opening::verify_file(&self.path).map_err(negative)?;
+        let wrong = opening::verify_file(&copy.path()).map_err(|error| copy.negative(error))?;
+        let wrong: Vec<String> = wrong.iter().map(|line| copy.named(line)).collect();
         if wrong.is_empty() && !has_content(&self.path) && self.marker()?.catalog.is_some() {
             anstream::eprintln!(
                 "{} is missing or empty; unless the catalog is in PostgreSQL, name its file with \
@@ -140,11 +150,11 @@ impl CatalogFile {
 
     /// Why the file is not the catalog that its data folder belongs to. This comes first: the number
     /// of commits of another catalog means nothing.
-    fn foreign(&self) -> Result<Option<String>, Error> {
+    fn foreign(&self, copy: &Copy) -> Result<Option<String>, Error> {
         let Some(data_dir) = &self.data_dir else { return Ok(None) };
         let marker = self.marker()?;
         // A file without an identity is missing, empty, damaged or not a catalog: see its own check.
-        let found = opening::identity_of(&self.path).unwrap_or_default();
+        let found = opening::identity_of(&copy.path()).unwrap_or_default();
         let Some(found) = found else { return Ok(None) };
         match decide(marker.catalog.as_deref(), Some(&found), false, false) {
             Decision::Foreign => {
@@ -158,6 +168,51 @@ impl CatalogFile {
             }
             _ => Ok(None),
         }
+    }
+}
+
+/// A private copy of the files of a catalog, which is removed when this is dropped: SQLite creates
+/// and deletes files when it opens a database, so a check opens the copy.
+#[derive(Debug)]
+struct Copy {
+    folder: tempfile::TempDir,
+    original: PathBuf,
+}
+
+impl Copy {
+    /// Copies the files of the catalog at `original`, if there are any, into a new folder beside
+    /// them, which has the space if any disk has.
+    fn of(original: &Path) -> Result<Self, Error> {
+        let beside = original.parent().filter(|parent| parent.is_dir());
+        let beside = beside.map_or_else(std::env::temp_dir, Path::to_owned);
+        let failed =
+            |error| negative(format!("cannot copy {} to check it: {error}", original.display()));
+        let folder = tempfile::Builder::new().prefix(".check-").tempdir_in(beside);
+        let copy = Self { folder: folder.map_err(failed)?, original: original.to_owned() };
+        for ending in ["", "-wal", ".acknowledged"] {
+            let named = |path: &Path| PathBuf::from(format!("{}{ending}", path.display()));
+            match std::fs::copy(named(original), named(&copy.path())) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(failed(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(copy)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("catalog.db")
+    }
+
+    /// A message about the copy as one about the original.
+    fn named(&self, message: &str) -> String {
+        let (copy, original) = (self.path(), self.original.display());
+        message.replace(&copy.display().to_string(), &original.to_string())
+    }
+
+    fn negative(&self, error: impl std::fmt::Display) -> Error {
+        negative(self.named(&error.to_string()))
     }
 }
 
