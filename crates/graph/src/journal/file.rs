@@ -11,6 +11,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::format::{self, Content, Piece};
 use super::inspect::Problem;
@@ -259,11 +260,20 @@ pub(super) fn empty() -> Entry {
     Entry::Snapshot(Box::default())
 }
 
+/// How often, and how far apart, a lock is tried. A program that a former owner is just starting
+/// shares its lock until it runs.
+const TRIES: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
 fn lock(file: &File, path: &Path) -> Result<(), Error> {
-    file.try_lock().map_err(|error| match error {
-        TryLockError::WouldBlock => Error::Locked { path: path.to_owned() },
-        TryLockError::Error(source) => io("lock", path)(source),
-    })
+    for _ in 0..TRIES {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+            Err(TryLockError::Error(source)) => return Err(io("lock", path)(source)),
+        }
+    }
+    Err(Error::Locked { path: path.to_owned() })
 }
 
 /// Whether the name still belongs to the open file.
